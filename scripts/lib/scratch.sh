@@ -1,0 +1,153 @@
+# Sourced by what needs a server of its own. Everything lies in one temporary folder: a copy of the server's
+# programs with the extension installed into it (a prefix), data, sockets, logs. Nothing is installed into the
+# system's PostgreSQL, no TCP port of Postgres is opened, and at exit whatever was started is stopped and the
+# folder removed. Servers run as an unprivileged user, since Postgres refuses root.
+#
+# Needs $root (the checkout) and lib/find-postgres.sh.
+
+# scratch_begin: makes the folder ($scratch) and the traps; inside scripts/check it takes that one's folder.
+scratch_begin() {
+    scratch_owner=
+    find_postgres || { echo "no PostgreSQL 15 to 18 with PGXS: run scripts/install-dependencies" >&2; exit 1; }
+    server_user=
+    if [ "$(id -u)" = 0 ]; then
+        server_user=$(id -un postgres 2>/dev/null || id -un nobody)
+    fi
+    if [ -n "${OUTBOX_RELAY_SCRATCH:-}" ]; then
+        scratch=$OUTBOX_RELAY_SCRATCH
+        return
+    fi
+    scratch_owner=$BASHPID
+    # Short, for the name of a socket has at most 107 bytes.
+    scratch=$(mktemp -d /tmp/outbox_relay.XXXXXX)
+    trap scratch_end EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM HUP
+    mkdir -p "$scratch/home"
+    [ -z "$server_user" ] || chown "$server_user": "$scratch" "$scratch/home"
+    export OUTBOX_RELAY_SCRATCH=$scratch
+}
+
+# Prints the processes that run a program out of $scratch or have been started by process $1, children first.
+scratch_processes() {
+    local child exe
+    for child in $(ps -o pid= --ppid "$1"); do
+        scratch_processes "$child"
+        echo "$child"
+    done
+    [ "$1" = "$scratch_owner" ] || return 0
+    for exe in /proc/[0-9]*/exe; do
+        case $(readlink "$exe" 2>/dev/null) in
+        "$scratch"/*) basename "${exe%/exe}" ;;
+        esac
+    done
+}
+
+# scratch_end: stops what still runs, removes the folder. Runs at every exit.
+scratch_end() {
+    local status=$? tries=0 pids
+    trap - EXIT
+    trap '' INT TERM HUP
+    [ "$BASHPID" = "$scratch_owner" ] || exit "$status"
+    for directory in "$scratch"/*/data; do
+        [ ! -f "$directory/postmaster.pid" ] || cluster_stop "${directory%/data}" immediate || true
+    done
+    pids=$(scratch_processes "$scratch_owner")
+    # SIGQUIT, not SIGKILL: a postmaster takes its shared memory along.
+    [ -z "$pids" ] || kill -QUIT $pids 2>/dev/null || true
+    while [ $tries -lt 100 ] && pids=$(scratch_processes "$scratch_owner" | while read -r pid; do
+        kill -0 "$pid" 2>/dev/null && echo "$pid"
+    done) && [ -n "$pids" ]; do
+        [ $tries -ne 50 ] || kill -KILL $pids 2>/dev/null || true
+        sleep 0.1
+        tries=$((tries + 1))
+    done
+    cd /
+    rm -rf "$scratch"
+    exit "$status"
+}
+
+# as_server_user COMMAND...: runs it unprivileged, with $scratch/home as home and $prefix_bin first in the path.
+as_server_user() {
+    local -a become=()
+    [ -z "$server_user" ] || become=(runuser -u "$server_user" --)
+    "${become[@]}" env -u PGHOST -u PGPORT -u PGUSER -u PGDATABASE -u PGPASSWORD -u PGOPTIONS -u PGSERVICE -u PGDATA \
+        HOME="$scratch/home" TMPDIR=/tmp LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 PSQLRC=/dev/null \
+        PATH="${prefix_bin:+$prefix_bin:}/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin" "$@"
+}
+
+# prefix_make VARIANT: builds the variant and installs it into a copy of the server, unless that is there already.
+# Sets prefix_bin, prefix_lib. Postgres finds its libraries and files relative to its own programs, so a copy that
+# keeps the folders' places to each other takes the copy's.
+prefix_make() {
+    local variant=$1 prefix=$scratch/prefix-$1 folder
+    prefix_bin=$prefix$("$PG_CONFIG" --bindir)
+    prefix_lib=$prefix$("$PG_CONFIG" --pkglibdir)
+    [ ! -e "$prefix/complete" ] || return 0
+    "$root/scripts/build" "$variant"
+    for folder in --bindir --pkglibdir --sharedir; do
+        folder=$("$PG_CONFIG" "$folder")
+        mkdir -p "$prefix$folder"
+        cp -RL "$folder/." "$prefix$folder/"
+    done
+    make -s -C "$root/build/$variant" -f "$root/Makefile" VPATH="$root" PG_CONFIG="$PG_CONFIG" \
+        FAULT_POINTS="$([ "$variant" = fault ] && echo 1 || echo 0)" install DESTDIR="$prefix" >"$scratch/install.log" 2>&1 ||
+        { cat "$scratch/install.log" >&2; echo "installing into the scratch prefix failed" >&2; exit 1; }
+    [ -z "$server_user" ] || chown -R "$server_user": "$prefix"
+    touch "$prefix/complete"
+}
+
+# tree_copy: $scratch/tree with test/, expected/ and sql/, where the server's user may read and write; the
+# checkout itself may be closed to it.
+tree_copy() {
+    [ ! -d "$scratch/tree" ] || return 0
+    mkdir "$scratch/tree"
+    cp -R "$root/test" "$root/expected" "$root/sql" "$root/README.md" "$root/outbox_relay.control" "$scratch/tree/"
+    [ -z "$server_user" ] || chown -R "$server_user": "$scratch/tree"
+}
+
+# cluster_start DIRECTORY [LINE...]: initialises DIRECTORY/data, with the lines in its configuration and the library
+# preloaded, and starts it on a socket in DIRECTORY alone. Its log is DIRECTORY/log. Superuser: postgres.
+cluster_start() {
+    local directory=$1
+    shift
+    as_server_user mkdir -p "$directory"
+    as_server_user initdb -D "$directory/data" -U postgres -A trust -E UTF8 --no-locale --no-sync \
+        >"$scratch/initdb.log" 2>&1 || { cat "$scratch/initdb.log" >&2; echo "initdb failed" >&2; exit 1; }
+    printf '%s\n' "shared_preload_libraries = 'outbox_relay'" "listen_addresses = ''" \
+        "unix_socket_directories = '$directory'" "log_line_prefix = '%m [%p] %b '" "timezone = 'UTC'" "$@" |
+        as_server_user tee -a "$directory/data/postgresql.conf" >/dev/null
+    as_server_user pg_ctl -D "$directory/data" -l "$directory/log" -w -t 60 start >/dev/null ||
+        { tail -20 "$directory/log" >&2; echo "the scratch cluster did not start: its log's end is above" >&2; exit 1; }
+}
+
+# cluster_stop DIRECTORY [MODE]
+cluster_stop() {
+    as_server_user pg_ctl -D "$1/data" -m "${2:-fast}" -w -t 60 stop >/dev/null
+}
+
+# cluster_sql DIRECTORY [psql arguments...]: psql as superuser, unaligned, stops at the first error; SQL by -c or stdin.
+cluster_sql() {
+    local directory=$1
+    shift
+    as_server_user psql -X -q -A -t -v ON_ERROR_STOP=1 -h "$directory" -U postgres -d postgres "$@"
+}
+
+# endpoint_start DIRECTORY [option...]: starts test/endpoint; sets endpoint_pid, endpoint_http, endpoint_control.
+# Its output is DIRECTORY/endpoint.out, its records DIRECTORY/requests.jsonl. It ends with this script at the latest.
+endpoint_start() {
+    local directory=$1 tries=0
+    shift
+    tree_copy
+    as_server_user mkdir -p "$directory"
+    as_server_user python3 "$scratch/tree/test/endpoint/endpoint.py" --port-file "$directory/ports" --log "$directory/requests.jsonl" \
+        --parent-pid $$ "$@" >"$directory/endpoint.out" 2>&1 &
+    until [ -s "$directory/ports" ]; do
+        tries=$((tries + 1))
+        [ $tries -lt 200 ] || { cat "$directory/endpoint.out" >&2; echo "the endpoint did not start" >&2; exit 1; }
+        sleep 0.05
+    done
+    endpoint_pid=$(sed -n 's/^pid=//p' "$directory/ports")
+    endpoint_http=$(sed -n 's/^http=//p' "$directory/ports")
+    endpoint_control=$(sed -n 's/^control=//p' "$directory/ports")
+}

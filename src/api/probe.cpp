@@ -1,0 +1,130 @@
+#include <cstring>
+#include <optional>
+#include <string>
+
+#include "api/role.hpp"
+#include "core/uuid.hpp"
+#include "pg/entry.hpp"
+#include "pg/guard.hpp"
+#include "pg/spi.hpp"
+#include "store/probe.hpp"
+#include "store/route.hpp"
+#include "worker/wake.hpp"
+
+extern "C" {
+#include "access/htup_details.h"
+#include "access/xact.h"
+#include "funcapi.h"
+#include "utils/fmgrprotos.h"
+#include "utils/timestamp.h"
+#include "utils/uuid.h"
+
+PGDLLEXPORT Datum outbox_relay_depth(PG_FUNCTION_ARGS);
+PGDLLEXPORT Datum outbox_relay_has_undrained(PG_FUNCTION_ARGS);
+PGDLLEXPORT Datum outbox_relay_oldest_pending_age(PG_FUNCTION_ARGS);
+PGDLLEXPORT Datum outbox_relay_requeue_failed(PG_FUNCTION_ARGS);
+PG_FUNCTION_INFO_V1(outbox_relay_depth);
+PG_FUNCTION_INFO_V1(outbox_relay_has_undrained);
+PG_FUNCTION_INFO_V1(outbox_relay_oldest_pending_age);
+PG_FUNCTION_INFO_V1(outbox_relay_requeue_failed);
+}
+
+namespace outbox_relay::api {
+
+namespace {
+
+/// The route that argument 0 names. Raises 22004 for NULL, 42704 for an unknown one.
+const store::Route &route_argument(FunctionCallInfo fcinfo) {
+    if (PG_ARGISNULL(0))
+        pg::raise({ERRCODE_NULL_VALUE_NOT_ALLOWED, "the route must not be NULL", "",
+                   "Give the name of a route of outbox_route."});
+    const std::string name = pg::text_of(PG_GETARG_DATUM(0));
+    const std::optional<store::Extension> extension = store::find_extension();
+    const store::Route *route = extension.has_value() ? store::find_route(*extension, name) : nullptr;
+    if (route == nullptr)
+        store::raise_unknown_route(name);
+    return *route;
+}
+
+std::optional<core::Uuid> uuid_argument(FunctionCallInfo fcinfo, int number) {
+    if (PG_ARGISNULL(number))
+        return std::nullopt;
+    core::Uuid uuid;
+    std::memcpy(uuid.bytes.data(), DatumGetUUIDP(PG_GETARG_DATUM(number))->data, UUID_LEN);
+    return uuid;
+}
+
+/// The record (pending, processing, failed).
+Datum depth_record(FunctionCallInfo fcinfo, const store::Depth &depth) {
+    return pg::guard([fcinfo, &depth] {
+        TupleDesc descriptor = nullptr;
+        if (get_call_result_type(fcinfo, nullptr, &descriptor) != TYPEFUNC_COMPOSITE)
+            elog(ERROR, "outbox_depth called where no record is accepted");
+        Datum values[] = {Int64GetDatum(depth.pending), Int64GetDatum(depth.processing),
+                          Int64GetDatum(depth.failed)};
+        bool nulls[] = {false, false, false};
+        return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(descriptor), values, nulls));
+    });
+}
+
+/// Time from `created_at` to the start of the statement; nothing for infinite times, zero for those
+/// ahead of the clock.
+std::optional<Datum> age_of(TimestampTz created_at) {
+    if (TIMESTAMP_NOT_FINITE(created_at))
+        return std::nullopt;
+    return pg::guard([created_at] {
+        const TimestampTz now = GetCurrentStatementStartTimestamp();
+        return DirectFunctionCall2(timestamp_mi, TimestampTzGetDatum(now),
+                                   TimestampTzGetDatum(Min(created_at, now)));
+    });
+}
+
+} // namespace
+
+} // namespace outbox_relay::api
+
+namespace api = outbox_relay::api;
+namespace store = outbox_relay::store;
+
+/// outbox_depth(route, tenant_id): pending, processing and failed rows (spec.md, section 2).
+Datum outbox_relay_depth(PG_FUNCTION_ARGS) {
+    return pg::entry([fcinfo] {
+        const store::Route &route = api::route_argument(fcinfo);
+        return api::depth_record(fcinfo, store::depth(route, api::uuid_argument(fcinfo, 1), GetUserId()));
+    });
+}
+
+/// outbox_has_undrained(route, tenant_id): whether rows are pending or processing.
+Datum outbox_relay_has_undrained(PG_FUNCTION_ARGS) {
+    return pg::entry([fcinfo] {
+        const store::Route &route = api::route_argument(fcinfo);
+        return BoolGetDatum(store::has_undrained(route, api::uuid_argument(fcinfo, 1), GetUserId()));
+    });
+}
+
+/// outbox_oldest_pending_age(route, tenant_id): an interval, or NULL without pending rows.
+Datum outbox_relay_oldest_pending_age(PG_FUNCTION_ARGS) {
+    return pg::entry([fcinfo] {
+        const store::Route &route = api::route_argument(fcinfo);
+        const std::optional<TimestampTz> created_at =
+            store::oldest_pending(route, api::uuid_argument(fcinfo, 1), GetUserId());
+        const std::optional<Datum> age = created_at.has_value() ? api::age_of(*created_at) : std::nullopt;
+        fcinfo->isnull = !age.has_value();
+        return age.value_or(Datum(0));
+    });
+}
+
+/// outbox_requeue_failed(route, event_ids, tenant_id): failed rows back to pending, as the owner.
+Datum outbox_relay_requeue_failed(PG_FUNCTION_ARGS) {
+    return pg::entry([fcinfo] {
+        const store::Route &route = api::route_argument(fcinfo);
+        const Oid owner = api::require_owner(route.name, route.owner);
+        const std::optional<Datum> event_ids =
+            PG_ARGISNULL(1) ? std::nullopt : std::optional<Datum>(PG_GETARG_DATUM(1));
+        const std::int64_t count =
+            store::requeue_failed(route, event_ids, api::uuid_argument(fcinfo, 2), owner);
+        if (count > 0)
+            outbox_relay::worker::wake_at_commit(route.name, std::nullopt);
+        return Int64GetDatum(count);
+    });
+}

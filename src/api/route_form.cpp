@@ -1,0 +1,286 @@
+#include "api/route_form.hpp"
+
+#include <algorithm>
+#include <cctype>
+#include <optional>
+#include <set>
+
+#include "core/envelope.hpp"
+#include "core/header.hpp"
+#include "core/text.hpp"
+#include "core/url_template.hpp"
+#include "http/url.hpp"
+#include "pg/error.hpp"
+#include "store/effective.hpp"
+#include "store/relation.hpp"
+
+extern "C" {
+#include "mb/pg_wchar.h"
+#include "port.h"
+}
+
+namespace outbox_relay::api {
+
+namespace {
+
+using store::RouteRow;
+
+constexpr std::size_t kNameBytes = 63;
+constexpr std::int64_t kLargestPayload = 256LL * 1024 * 1024; // a quarter of the server's largest value
+
+[[noreturn]] void refuse(const RouteRow &row, const char *column, const std::string &detail,
+                         const std::string &hint, int sqlstate = ERRCODE_INVALID_PARAMETER_VALUE) {
+    pg::raise({sqlstate,
+               std::string("invalid value for column \"") + column + "\" of outbox route \"" +
+                   core::clean_text(row.text("name"), kNameBytes) + "\"",
+               detail, hint});
+}
+
+/// C0, DEL, and in UTF-8 C1: what would break a log line or a terminal.
+bool has_control(const std::string &text) {
+    const bool utf8 = GetDatabaseEncoding() == PG_UTF8;
+    for (std::size_t i = 0; i < text.size(); ++i) {
+        const auto byte = static_cast<unsigned char>(text[i]);
+        if (byte < 0x20 || byte == 0x7f)
+            return true;
+        if (utf8 && byte == 0xc2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0)
+            return true;
+    }
+    return false;
+}
+
+void check_present(const RouteRow &row) {
+    static constexpr const char *kRequired[] = {"name",
+                                                "relation",
+                                                "url",
+                                                "method",
+                                                "enabled",
+                                                "storage",
+                                                "propagate_trace",
+                                                "require_transaction",
+                                                "ordering",
+                                                "envelope",
+                                                "headers",
+                                                "fail_statuses",
+                                                "max_payload_bytes"};
+    for (const char *column : kRequired)
+        if (row.is_null(column))
+            refuse(row, column, "The value is NULL.",
+                   "Give a value, or leave the column out for its default.");
+}
+
+void check_name(const RouteRow &row) {
+    const std::string name = row.text("name");
+    if (name.empty() || name.size() > kNameBytes)
+        refuse(row, "name", "The name has " + std::to_string(name.size()) + " bytes.",
+               "A route's name has 1 to 63 bytes.");
+    if (has_control(name))
+        refuse(row, "name", "The name holds a control character.", "Use a name without control characters.");
+}
+
+/// One of `words`; those of `later` are known and not there yet.
+void check_word(const RouteRow &row, const char *column, std::initializer_list<const char *> words,
+                std::initializer_list<const char *> later, const char *hint) {
+    const std::string value = row.text(column);
+    const auto is_value = [&value](const char *word) { return value == word; };
+    if (std::any_of(later.begin(), later.end(), is_value))
+        refuse(row, column, "The value \"" + value + "\" is not supported by this version.", hint,
+               ERRCODE_FEATURE_NOT_SUPPORTED);
+    if (std::none_of(words.begin(), words.end(), is_value))
+        refuse(row, column, "The value is \"" + core::clean_text(value, 100) + "\".", hint);
+}
+
+void check_method(const RouteRow &row) {
+    std::string value = row.text("method");
+    for (char &byte : value)
+        byte = static_cast<char>(pg_ascii_toupper(static_cast<unsigned char>(byte)));
+    if (value != "POST" && value != "PUT" && value != "PATCH")
+        refuse(row, "method", "The value is \"" + core::clean_text(row.text("method"), 100) + "\".",
+               "It is POST, PUT or PATCH.");
+}
+
+void check_url(const RouteRow &row) {
+    // The value is not repeated: it may hold credentials.
+    const std::string url = row.text("url");
+    if (const std::optional<std::string> placeholder = core::unknown_placeholder(url))
+        refuse(
+            row, "url",
+            placeholder->starts_with('{')
+                ? "\"" + core::clean_text(*placeholder, 100) + "\" is no placeholder."
+                : "The url holds " + *placeholder + ".",
+            "Placeholders are {event_type}, {ordering_key}, {tenant_id}, {event_id} and {route}; any other "
+            "brace is written %7B or %7D.");
+    if (const std::optional<std::string> problem = http::url_problem(url))
+        refuse(row, "url", "The " + *problem + ".",
+               "Write an absolute http or https URL without credentials.");
+}
+
+void check_envelope(const RouteRow &row) {
+    std::set<std::string> seen;
+    for (const std::optional<std::string> &family : row.texts("envelope"))
+        if (!family.has_value() || (*family != "cloudevents" && *family != "forze") ||
+            !seen.insert(*family).second)
+            refuse(row, "envelope",
+                   family.has_value()
+                       ? "The element \"" + core::clean_text(*family, 100) + "\" is unknown or there twice."
+                       : "An element is NULL.",
+                   "It holds cloudevents, forze, both or none.");
+}
+
+void check_source(const RouteRow &row) {
+    if (row.is_null("source"))
+        return;
+    const std::string source = row.text("source");
+    if (source.empty() || has_control(source) || source.find(' ') != std::string::npos)
+        refuse(row, "source", "The value is empty, or holds a space or a control character.",
+               "A CloudEvents source is a URI reference, such as /shop/orders; NULL stands for "
+               "/database/route.");
+}
+
+void check_headers(const RouteRow &row) {
+    const auto headers = store::parse_headers(row.json("headers"));
+    if (!headers.has_value())
+        refuse(row, "headers", "The value is not an object of strings.",
+               "Write for example {\"X-Shop\": \"north\"}.");
+    std::set<std::string> seen;
+    for (const auto &[name, value] : *headers) {
+        const std::string shown = "\"" + core::clean_text(name, 100) + "\"";
+        std::string lower = name;
+        for (char &byte : lower)
+            byte = static_cast<char>(pg_ascii_tolower(static_cast<unsigned char>(byte)));
+        if (!core::is_header_name(name))
+            refuse(row, "headers", shown + " is not a header name.",
+                   "A header name holds ASCII letters, digits and !#$%&'*+-.^_`|~ only (RFC 9110).");
+        if (core::is_envelope_header(name))
+            refuse(row, "headers", shown + " is set by the extension itself.", "Leave that header out.");
+        if (!seen.insert(lower).second)
+            refuse(row, "headers", shown + " is there twice, in different case.", "Keep one of them.");
+        if (value.find("{secret:") != std::string::npos)
+            refuse(row, "headers", "Secrets in headers (" + shown + ") are not supported by this version.",
+                   "Write the value itself.", ERRCODE_FEATURE_NOT_SUPPORTED);
+        if (!core::is_header_value(value))
+            refuse(row, "headers", "The value of " + shown + " can't be sent.",
+                   "A header value holds visible ASCII characters and inner spaces only (RFC 9110).");
+    }
+}
+
+void check_statuses(const RouteRow &row) {
+    for (const std::optional<int> &status : row.integers("fail_statuses")) {
+        const bool fits = status.has_value() && *status >= 100 && *status <= 599 && *status / 100 != 2;
+        if (!fits)
+            refuse(row, "fail_statuses",
+                   status.has_value() ? "The status " + std::to_string(*status) + " can't be a failure."
+                                      : "An element is NULL.",
+                   "Statuses are 100 to 599, and 2xx is success.");
+    }
+}
+
+void check_payload_limit(const RouteRow &row) {
+    const std::int64_t bytes = row.integer("max_payload_bytes").value_or(0);
+    if (bytes < 1 || bytes > kLargestPayload)
+        refuse(row, "max_payload_bytes", "The value is " + std::to_string(bytes) + ".",
+               "It is between 1 and " + std::to_string(kLargestPayload) + ".");
+}
+
+void check_ca_file(const RouteRow &row) {
+    if (row.is_null("ca_file"))
+        return;
+    const std::string file = row.text("ca_file");
+    if (has_control(file) || !is_absolute_path(file.c_str()))
+        refuse(row, "ca_file", "The value is not an absolute path.",
+               "Give the path of a PEM file on the server; NULL stands for the system's authorities.");
+}
+
+void check_tuning(const RouteRow &row, const store::TuningColumn &column) {
+    if (row.is_null(column.name))
+        return;
+    std::int64_t value = 0;
+    if (column.is_time) {
+        const Interval interval = row.interval(column.name).value();
+        if (interval.month != 0)
+            refuse(row, column.name, "The interval has months, which have no fixed length, or is infinite.",
+                   "Use days, hours, minutes, seconds or milliseconds.");
+        value = store::interval_ms(interval);
+    } else {
+        value = row.integer(column.name).value();
+    }
+    if (value >= column.low && value <= column.high)
+        return;
+    const auto shown = [&column](std::int64_t number) {
+        return column.is_time ? store::duration_text(number) : std::to_string(number);
+    };
+    refuse(row, column.name, "The value is " + shown(value) + ".",
+           "It is between " + shown(column.low) + " and " + shown(column.high) +
+               "; NULL stands for outbox_relay." + column.name + ".");
+}
+
+void check_bound_to(const RouteRow &row) {
+    if (row.is_null("bound_to"))
+        return;
+    const std::string bound_to = row.text("bound_to");
+    if (bound_to.empty() || has_control(bound_to))
+        refuse(row, "bound_to", "The value is empty or holds a control character.",
+               "Leave the column out to bind the route to this database.");
+}
+
+/// Two settings of which `less` must not be more than `more`.
+struct Pair {
+    const char *less;
+    const char *more;
+    std::optional<std::int64_t> store::Route::*less_column;
+    std::optional<std::int64_t> store::Route::*more_column;
+    std::int64_t store::Effective::*less_value;
+    std::int64_t store::Effective::*more_value;
+    bool zero_is_no_limit;
+};
+
+} // namespace
+
+void check_form(const RouteRow &row) {
+    check_present(row);
+    check_name(row);
+    (void)store::split_name(row.text("relation"));
+    check_url(row);
+    check_method(row);
+    check_word(row, "storage", {"consume"}, {"retain"}, "It is consume.");
+    check_word(row, "ordering", {"none", "key"}, {"fifo", "strict"}, "It is none or key.");
+    check_envelope(row);
+    check_source(row);
+    check_headers(row);
+    check_statuses(row);
+    check_payload_limit(row);
+    check_ca_file(row);
+    check_bound_to(row);
+    for (const store::TuningColumn &column : store::tuning_columns())
+        check_tuning(row, column);
+}
+
+void check_contradictions(const store::Route &route, bool whole) {
+    using R = store::Route;
+    using E = store::Effective;
+    static constexpr Pair kPairs[] = {
+        {"retry_base_delay", "retry_max_backoff", &R::retry_base_delay_ms, &R::retry_max_backoff_ms,
+         &E::retry_base_delay_ms, &E::retry_max_backoff_ms, false},
+        {"connect_timeout", "request_timeout", &R::connect_timeout_ms, &R::request_timeout_ms,
+         &E::connect_timeout_ms, &E::request_timeout_ms, true},
+    };
+    const store::Effective values = store::effective(route);
+    for (const Pair &pair : kPairs) {
+        const bool less_own = (route.*pair.less_column).has_value();
+        const bool more_own = (route.*pair.more_column).has_value();
+        const std::int64_t less = values.*pair.less_value;
+        const std::int64_t more = values.*pair.more_value;
+        const bool judged = whole ? less_own || more_own : less_own && more_own;
+        if (!judged || less <= more || (pair.zero_is_no_limit && more == 0))
+            continue;
+        const auto origin = [](bool own) { return own ? "of the route" : "of the configuration"; };
+        pg::raise({ERRCODE_INVALID_PARAMETER_VALUE,
+                   std::string("contradictory settings of outbox route \"") + route.name + "\"",
+                   std::string(pair.less) + " is " + store::duration_text(less) + " (" + origin(less_own) +
+                       "), " + pair.more + " is " + store::duration_text(more) + " (" + origin(more_own) +
+                       ").",
+                   std::string("Make ") + pair.less + " no longer than " + pair.more + "."});
+    }
+}
+
+} // namespace outbox_relay::api

@@ -1,0 +1,104 @@
+#pragma once
+
+#include "core/clock.hpp"
+#include "core/envelope.hpp"
+#include "core/latency.hpp"
+#include "core/retry.hpp"
+#include "core/store.hpp"
+#include "core/transport.hpp"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace outbox_relay::core {
+
+/// What one pass of a lane goes by. Times in microseconds.
+struct PassSettings {
+    std::size_t max_claim_rows = 100;
+    std::size_t concurrency = 32;
+    std::size_t max_bytes_in_flight = 64 * 1024 * 1024;
+    std::int64_t deadline_us = 5'000'000; ///< publishing stops this long after the pass's start
+    std::int64_t request_timeout_us = 0;  ///< 0: the deadline alone
+    std::int64_t connect_timeout_us = 2'000'000;
+    std::int64_t expected_latency_us = 0;   ///< the lane's recent p95; a request needs this much time left
+    bool key_order = true;                  ///< rows of one key go out one after another
+    bool reclaim = false;                   ///< the first pass of a tick, where reclaim is on
+    bool refusals_are_the_rows_own = false; ///< the url has placeholders: one target a row, not a lane
+    std::uint32_t breaker_threshold = 10;   ///< 0: no breaker
+    std::uint32_t publish_failures = 0;     ///< consecutive failed publishes of the lane before this pass
+    RetryPolicy retry;
+    std::vector<int> fail_statuses;
+    EnvelopeSettings envelope;
+};
+
+/// Why publishing ended.
+enum class Stop {
+    drained,  ///< every claimed row was tried
+    deadline, ///< pass_deadline
+    refused,  ///< three requests in a row could not be sent
+    held,     ///< the endpoint asked us to wait
+    breaker,  ///< too many consecutive failed publishes
+    asked     ///< the process has to end
+};
+
+/// What a committed pass did. claimed = published + failed + retried + refused + untouched.
+struct PassResult {
+    std::int64_t claimed = 0;
+    std::int64_t published = 0;
+    std::int64_t failed = 0;
+    std::int64_t retried = 0;
+    std::int64_t refused = 0; ///< rescheduled or left without an attempt, by a refusal
+    std::int64_t reclaimed = 0;
+    std::int64_t untouched = 0;
+    std::int64_t duplicates_avoided = 0; ///< of the published: those that an earlier pass had published
+    std::int64_t bytes_published = 0;
+    Stop stop = Stop::drained;
+    bool full = false;                  ///< as many rows came back as were asked for
+    std::int64_t hold_us = 0;           ///< held: how long the endpoint asks the lane to wait
+    std::int64_t next_retry_at_us = 0;  ///< wall clock of the earliest reschedule; 0: none
+    std::uint32_t publish_failures = 0; ///< consecutive failed publishes at the pass's end
+    std::string error_class;            ///< of the last publish that failed; empty when none did
+    std::string error;
+    std::array<std::uint32_t, kLatencyBuckets> latency{};
+};
+
+/// Places in a pass where a test build can make it fail, and where the worker shows its phase.
+enum class PassPoint {
+    after_begin,
+    after_claim,
+    after_publish,
+    before_settle,
+    in_settle,
+    before_commit,
+    after_commit
+};
+
+/// What the pass asks of the process that runs it.
+class PassHost {
+  public:
+    enum class Order {
+        go_on,
+        finish, ///< start nothing more, give what is in flight a second
+        leave   ///< start nothing more, cancel what is in flight
+    };
+
+    virtual ~PassHost() = default;
+
+    /// Called at least every 100 ms while publishing: serves interrupts (may throw) and says whether
+    /// to go on.
+    virtual Order pulse() = 0;
+
+    /// Called at each PassPoint; `count` is the number of published rows so far.
+    virtual void at(PassPoint point, std::size_t count) = 0;
+};
+
+/// Runs one claim-publish-settle round. When anything throws, what is in flight is cancelled, the
+/// store rolled back, and the exception goes on: the pass has failed and every row is as it was.
+PassResult run_pass(const PassSettings &settings, Store &store, Transport &transport, Clock &clock,
+                    PassHost &host, std::mt19937_64 &random);
+
+} // namespace outbox_relay::core

@@ -1,0 +1,53 @@
+#pragma once
+
+/// Differences between server versions, each with its reason; nothing else in the tree asks for
+/// PG_VERSION_NUM.
+
+#include <cstdint>
+
+#include "pg/postgres.hpp"
+
+extern "C" {
+#include "access/transam.h"
+#include "catalog/pg_extension.h"
+#include "utils/wait_event.h"
+}
+
+#if PG_VERSION_NUM < 150000
+#error "outbox_relay needs PostgreSQL 15 or newer"
+#endif
+
+namespace pg::compat {
+
+/// The wait event that pg_stat_activity shows while we wait; 17 and newer can name it.
+inline std::uint32_t wait_event(const char *name) {
+#if PG_VERSION_NUM >= 170000
+    return WaitEventExtensionNew(name);
+#else
+    (void)name;
+    return PG_WAIT_EXTENSION;
+#endif
+}
+
+/// The oldest transaction whose status the commit log still has; under XactTruncationLock. 17 renamed
+/// the struct.
+inline TransactionId oldest_clog_xid() {
+#if PG_VERSION_NUM >= 170000
+    return TransamVariables->oldestClogXid;
+#else
+    return ShmemVariableCache->oldestClogXid;
+#endif
+}
+
+/// 18 made these signals plain functions of the same name; before it, the macro works as well.
+inline void set_signal(int number, void (*handler)(int)) {
+    pqsignal(number, handler);
+}
+
+} // namespace pg::compat
+
+#if PG_VERSION_NUM >= 180000
+#define OUTBOX_RELAY_MODULE_MAGIC PG_MODULE_MAGIC_EXT(.name = "outbox_relay", .version = OUTBOX_RELAY_VERSION)
+#else
+#define OUTBOX_RELAY_MODULE_MAGIC PG_MODULE_MAGIC
+#endif

@@ -1,0 +1,53 @@
+#include "pg/transaction.hpp"
+
+#include "pg/guard.hpp"
+
+extern "C" {
+#include "access/xact.h"
+#include "commands/trigger.h"
+#include "nodes/makefuncs.h"
+#include "nodes/parsenodes.h"
+#include "pgstat.h"
+#include "storage/lwlock.h"
+#include "utils/timeout.h"
+}
+
+namespace pg {
+
+void start_transaction() {
+    guard([] {
+        SetCurrentStatementStartTimestamp();
+        StartTransactionCommand();
+        ConstraintsSetStmt *immediate = makeNode(ConstraintsSetStmt);
+        immediate->constraints = NIL;
+        immediate->deferred = false;
+        AfterTriggerSetState(immediate);
+    });
+}
+
+void commit_transaction() {
+    guard([] {
+        MemoryContext before = TopMemoryContext;
+        CommitTransactionCommand();
+        // Up to 17 the server leaves TopMemoryContext behind, 18 the context of the start.
+        MemoryContextSwitchTo(before);
+        pgstat_report_stat(false);
+    });
+}
+
+void abort_transaction() {
+    guard([] {
+        disable_all_timeouts(false);
+        QueryCancelPending = false;
+        AbortOutOfAnyTransaction();
+        LWLockReleaseAll();
+        MemoryContextSwitchTo(TopMemoryContext);
+        pgstat_report_stat(false);
+    });
+}
+
+bool in_transaction() {
+    return IsTransactionState();
+}
+
+} // namespace pg

@@ -1,0 +1,18 @@
+#pragma once
+
+namespace pg {
+
+/// Starts a transaction of a background worker: READ COMMITTED as the worker pinned it, deferrable
+/// constraints checked at statement end, so that no user code is left to run at COMMIT as the worker.
+void start_transaction();
+
+/// Commits it, leaves CurrentMemoryContext as it was before, and reports table statistics.
+void commit_transaction();
+
+/// Gets rid of whatever transaction, locks and timers an error left behind. Safe outside of one.
+void abort_transaction();
+
+/// True between start_transaction() and its end.
+bool in_transaction();
+
+} // namespace pg

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "core/uuid.hpp"
+
+namespace outbox_relay::settings {
+
+/// The configuration parameters `outbox_relay.…` as the server keeps them; spec.md section 3. Times
+/// in milliseconds. Written by the server only.
+struct Parameters {
+    // SIGHUP and postmaster
+    bool enabled;
+    char *databases;
+    int workers;
+    int max_lanes;
+    int max_batches_per_tick;
+    char *environment;
+    // SUSET; each also a column of outbox_route
+    int interval_ms;
+    int max_claim_rows;
+    int pass_deadline_ms;
+    int pass_statement_timeout_ms;
+    int request_timeout_ms;
+    int connect_timeout_ms;
+    int concurrency;
+    int max_attempts;
+    int retry_base_delay_ms;
+    int retry_max_backoff_ms;
+    int breaker_threshold;
+    int reclaim_stale_after_ms;
+    // USERSET: the invocation context
+    char *tenant_id;
+    char *execution_id;
+    char *correlation_id;
+    char *causation_id;
+    char *traceparent;
+#ifdef OUTBOX_RELAY_FAULT_POINTS
+    char *fault_point;
+#endif
+};
+
+extern Parameters parameters;
+
+/// Defines all of them. Called by _PG_init, in the postmaster or in a session that loads the library
+/// late; what needs the postmaster is defined only there.
+void define(bool preloading);
+
+/// The UUID that a context parameter holds; nothing when it is empty. Its form was checked when it
+/// was set.
+std::optional<core::Uuid> context_uuid(const char *value);
+
+/// True when `database` matches one of the comma-separated names and patterns (`*`, `?`) of `list`.
+bool database_listed(const char *list, const char *database);
+
+} // namespace outbox_relay::settings

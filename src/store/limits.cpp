@@ -1,0 +1,110 @@
+#include "store/limits.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "pg/guard.hpp"
+
+extern "C" {
+#include "access/genam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "catalog/pg_db_role_setting.h"
+#include "storage/proc.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/fmgroids.h"
+#include "utils/guc.h"
+#include "utils/rel.h"
+}
+
+namespace outbox_relay::store {
+
+namespace {
+
+constexpr int kNames = 3;
+constexpr const char *kName[kNames] = {"statement_timeout", "lock_timeout",
+                                       "idle_in_transaction_session_timeout"};
+
+/// Configured values of the three, -1 where nothing is configured.
+struct Configured {
+    int ms[kNames] = {-1, -1, -1};
+};
+
+/// Takes `setting` ("name=value") over where a more specific place has not set it. C regime.
+void take(Configured *configured, const char *setting) {
+    const char *equals = std::strchr(setting, '=');
+    if (equals == nullptr)
+        return;
+    const std::size_t length = static_cast<std::size_t>(equals - setting);
+    for (int i = 0; i < kNames; ++i) {
+        int value = 0;
+        const char *hint = nullptr;
+        if (configured->ms[i] < 0 && std::strlen(kName[i]) == length &&
+            pg_strncasecmp(setting, kName[i], length) == 0 &&
+            parse_int(equals + 1, &value, GUC_UNIT_MS, &hint))
+            configured->ms[i] = value;
+    }
+}
+
+/// Reads the settings of one (database, role) pair. C regime.
+void read_pair(Relation relation, Oid database, Oid role, Configured *configured) {
+    ScanKeyData keys[2];
+    ScanKeyInit(&keys[0], Anum_pg_db_role_setting_setdatabase, BTEqualStrategyNumber, F_OIDEQ,
+                ObjectIdGetDatum(database));
+    ScanKeyInit(&keys[1], Anum_pg_db_role_setting_setrole, BTEqualStrategyNumber, F_OIDEQ,
+                ObjectIdGetDatum(role));
+    SysScanDesc scan = systable_beginscan(relation, DbRoleSettingDatidRolidIndexId, true, nullptr, 2, keys);
+    HeapTuple tuple = nullptr;
+    while ((tuple = systable_getnext(scan)) != nullptr) {
+        bool null = false;
+        const Datum value =
+            heap_getattr(tuple, Anum_pg_db_role_setting_setconfig, RelationGetDescr(relation), &null);
+        if (null)
+            continue;
+        Datum *elements = nullptr;
+        int count = 0;
+        deconstruct_array(DatumGetArrayTypeP(value), TEXTOID, -1, false, TYPALIGN_INT, &elements, nullptr,
+                          &count);
+        for (int i = 0; i < count; ++i)
+            take(configured, TextDatumGetCString(elements[i]));
+    }
+    systable_endscan(scan);
+}
+
+/// The most specific place wins: database and role, role, database, all.
+Configured read_configured(Oid owner) {
+    return pg::guard([owner] {
+        Configured configured;
+        Relation relation = table_open(DbRoleSettingRelationId, AccessShareLock);
+        read_pair(relation, MyDatabaseId, owner, &configured);
+        read_pair(relation, InvalidOid, owner, &configured);
+        read_pair(relation, MyDatabaseId, InvalidOid, &configured);
+        read_pair(relation, InvalidOid, InvalidOid, &configured);
+        table_close(relation, AccessShareLock);
+        return configured;
+    });
+}
+
+int strictest(std::int64_t own_ms, int configured_ms, int session_ms) {
+    std::int64_t limit = own_ms;
+    if (configured_ms > 0)
+        limit = std::min<std::int64_t>(limit, configured_ms);
+    if (session_ms > 0)
+        limit = std::min<std::int64_t>(limit, session_ms);
+    return static_cast<int>(std::min<std::int64_t>(limit, INT_MAX));
+}
+
+} // namespace
+
+Limits limits_for(Oid owner, const Effective &settings) {
+    const Configured configured = read_configured(owner);
+    Limits limits;
+    limits.statement_ms = strictest(settings.pass_statement_timeout_ms, configured.ms[0], StatementTimeout);
+    limits.lock_ms = strictest(settings.pass_statement_timeout_ms, configured.ms[1], LockTimeout);
+    limits.idle_ms = strictest(settings.pass_deadline_ms + settings.pass_statement_timeout_ms,
+                               configured.ms[2], IdleInTransactionSessionTimeout);
+    return limits;
+}
+
+} // namespace outbox_relay::store

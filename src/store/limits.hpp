@@ -1,0 +1,20 @@
+#pragma once
+
+#include "store/route.hpp"
+
+namespace outbox_relay::store {
+
+/// The time limits of a pass's session, in milliseconds; never 0.
+struct Limits {
+    int statement_ms;
+    int lock_ms;
+    int idle_ms;
+};
+
+/// What a pass of `owner` works under: the route's own limits, or a stricter one that the session,
+/// the database or the owner's role has (pg_db_role_setting, read anew each time: a change has no
+/// other way to reach a session that runs on). A limit of 0 is none. (The seed: "A stricter limit the
+/// session already has … stays in force".) Needs a transaction.
+Limits limits_for(Oid owner, const Effective &settings);
+
+} // namespace outbox_relay::store

@@ -1,0 +1,67 @@
+#include "store/preflight.hpp"
+
+#include <algorithm>
+#include <optional>
+
+#include "pg/session.hpp"
+#include "store/relation.hpp"
+
+extern "C" {
+#include "storage/lockdefs.h"
+}
+
+namespace outbox_relay::store {
+
+namespace {
+
+Finding missing_relation(const Route &route) {
+    Finding finding;
+    finding.sqlstate = ERRCODE_UNDEFINED_TABLE;
+    finding.problem = "relation " + route.relation + " does not exist";
+    finding.remedy =
+        "Create the table (outbox_ddl() shows how), or set the route's relation to an existing one.";
+    return finding;
+}
+
+void append(std::vector<Finding> &all, std::vector<Finding> more) {
+    std::move(more.begin(), more.end(), std::back_inserter(all));
+}
+
+} // namespace
+
+std::vector<Finding> check_route(const Route &route, const Effective &settings, Oid owner,
+                                 const Limits &limits, Checked &checked) {
+    pg::Context context;
+    context.role = owner;
+    context.statement_timeout_ms = limits.statement_ms;
+    context.lock_timeout_ms = limits.lock_ms;
+    const std::optional<Relation> relation =
+        pg::act_as(context, [&route] { return find_relation(route.relation, RowExclusiveLock); });
+    if (!relation)
+        return {missing_relation(route)};
+
+    checked.relation = relation->oid;
+    checked.qualified_name = relation->qualified_name;
+    checked.has_processing_at = relation->column("processing_at") != nullptr;
+
+    Needs needs;
+    needs.trace = route.propagate_trace;
+    // Reclaim that nobody asked for is skipped where the column is missing.
+    needs.processing_at = route.reclaim_stale_after_ms.has_value() && settings.reclaim_stale_after_ms > 0;
+    std::vector<Finding> findings = missing_or_wrong(*relation, needs);
+    if (std::optional<Finding> finding = owner_finding(*relation, owner))
+        findings.push_back(*finding);
+    append(findings, privilege_findings(*relation, owner));
+    return findings;
+}
+
+void raise_blocking(const Route &route, const std::vector<Finding> &findings) {
+    const auto first =
+        std::find_if(findings.begin(), findings.end(), [](const Finding &finding) { return finding.blocks; });
+    if (first == findings.end())
+        return;
+    pg::raise({first->sqlstate, "route \"" + route.name + "\" cannot be relayed: " + first->problem,
+               first->detail, first->remedy});
+}
+
+} // namespace outbox_relay::store

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "store/limits.hpp"
+#include "store/route.hpp"
+
+namespace outbox_relay::store {
+
+/// One finding about a route: what outbox_check shows and what a pass refuses to start with.
+struct Finding {
+    enum class Severity { error, warning, info };
+    Severity severity = Severity::error;
+    int sqlstate = 0;
+    std::string problem; ///< a primary message in the server's style
+    std::string detail;
+    std::string remedy; ///< SQL to run, or a sentence
+    bool blocks = true; ///< a pass does not start with it
+};
+
+/// What preflight learned about the table that a pass needs.
+struct Checked {
+    Oid relation = InvalidOid;
+    std::string qualified_name;
+    bool has_processing_at = false;
+};
+
+/// Everything that is wrong with the route's table for a pass of `owner`, and the table as it is
+/// now, locked ROW EXCLUSIVE to the end of the transaction when it exists. Runs as `owner`, lock
+/// waits bounded by `limits`. Raises only for what the server itself raises (no right on the
+/// schema, lock timeout).
+std::vector<Finding> check_route(const Route &route, const Effective &settings, Oid owner,
+                                 const Limits &limits, Checked &checked);
+
+/// Raises the first blocking finding as an error that names route and table.
+void raise_blocking(const Route &route, const std::vector<Finding> &findings);
+
+} // namespace outbox_relay::store

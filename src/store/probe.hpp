@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/uuid.hpp"
+#include "pg/postgres.hpp"
+#include "store/route.hpp"
+
+extern "C" {
+#include "datatype/timestamp.h"
+}
+
+namespace outbox_relay::store {
+
+/// Rows of a route by status; published ones are never looked at.
+struct Depth {
+    std::int64_t pending;
+    std::int64_t processing;
+    std::int64_t failed;
+};
+
+/// The probes look at the route's table as `role`, with its rights, in the caller's snapshot: they
+/// change nothing, so they run in READ ONLY transactions and on standbys. Each raises what
+/// describe() and missing_or_wrong() say of the table.
+Depth depth(const Route &route, const std::optional<core::Uuid> &tenant, Oid role);
+
+/// Whether a row is pending or processing: two seeks into the claim index.
+bool has_undrained(const Route &route, const std::optional<core::Uuid> &tenant, Oid role);
+
+/// created_at of the oldest pending row; nothing without one.
+std::optional<TimestampTz> oldest_pending(const Route &route, const std::optional<core::Uuid> &tenant,
+                                          Oid role);
+
+/// Failed rows back to pending, attempts 0, as `role`; how many. `event_ids`: a uuid[] datum, or
+/// nothing for all. Raises 42501 when `role` must not run passes on the table.
+std::int64_t requeue_failed(const Route &route, const std::optional<Datum> &event_ids,
+                            const std::optional<core::Uuid> &tenant, Oid role);
+
+} // namespace outbox_relay::store

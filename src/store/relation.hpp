@@ -1,0 +1,71 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pg/postgres.hpp"
+#include "store/preflight.hpp"
+
+extern "C" {
+#include "access/attnum.h"
+#include "storage/lockdefs.h"
+}
+
+namespace outbox_relay::store {
+
+struct Column {
+    std::string name;
+    Oid type = InvalidOid;
+    int type_modifier = -1;
+    AttrNumber attnum = 0;
+    bool not_null = false;
+    bool has_default = false; ///< a default, an identity or a generated value
+};
+
+/// An application's table as the catalogs describe it.
+struct Relation {
+    Oid oid = InvalidOid;
+    char kind = 0;        ///< pg_class.relkind
+    char persistence = 0; ///< pg_class.relpersistence
+    Oid owner = InvalidOid;
+    std::string qualified_name;  ///< schema.table, quoted where needed
+    std::vector<Column> columns; ///< dropped ones left out
+
+    const Column *column(const std::string &name) const;
+};
+
+/// What a route asks of its table beyond the columns that every outbox has.
+struct Needs {
+    bool trace = false;
+    bool processing_at = false; ///< reclaim that the route itself asks for
+};
+
+/// Schema and table of `name`, spelled as SQL spells a qualified name. Raises 22023 when it is
+/// malformed or has not exactly two parts: a bare name would depend on somebody's search_path.
+std::pair<std::string, std::string> split_name(const std::string &name);
+
+/// The table that `name` names now, locked `lock` to the end of the transaction. Raises 22023
+/// malformed, 42P01 unknown; whatever kind it is it is described.
+Relation describe(const std::string &name, LOCKMODE lock);
+
+/// The same; nothing when there is none.
+std::optional<Relation> find_relation(const std::string &name, LOCKMODE lock);
+
+/// What is wrong with the table: its kind (42809) alone, else each missing column (42703) and wrong
+/// type (42804) with the ALTER TABLE that mends it. Types: spec.md section 1.
+std::vector<Finding> missing_or_wrong(const Relation &relation, const Needs &needs);
+
+/// Raises the first finding that blocks.
+void require(const std::vector<Finding> &findings);
+
+/// Why a pass must not run as `role` on this table (42501): code of its owner would run with the
+/// role's privileges. Fine are the owner itself, who has the role's privileges, and superusers.
+std::optional<Finding> owner_finding(const Relation &relation, Oid role);
+
+/// Table privileges that `role` lacks for a pass (42501); column grants are not seen, so these do
+/// not block.
+std::vector<Finding> privilege_findings(const Relation &relation, Oid role);
+
+} // namespace outbox_relay::store

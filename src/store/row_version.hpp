@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/uuid.hpp"
+
+#include "pg/postgres.hpp"
+
+extern "C" {
+#include "access/transam.h"
+#include "storage/itemptr.h"
+}
+
+namespace outbox_relay::store {
+
+/// Why a lane remembers a version of a row.
+enum class Remembered : std::uint8_t {
+    published, ///< the endpoint has acknowledged it, no pass has settled it yet
+    suspect,   ///< it was alone in a pass that failed to settle
+    aside      ///< it alone fails to settle: passes leave it out
+};
+
+/// A version of a row. (relation, id, xmin) is its identity: VACUUM FULL and CLUSTER move rows under
+/// the same relation and xmin, so a place alone would name another row afterwards. The place is kept
+/// all the same: where it differs the answer is "unknown", which costs a duplicate, never a loss.
+struct RowVersion {
+    core::Uuid id;
+    Oid relation = InvalidOid;
+    TransactionId xmin = InvalidTransactionId;
+    ItemPointerData ctid{};
+    Remembered why = Remembered::published;
+    std::uint32_t since_s = 0; ///< monotonic seconds; 0: filled in when it is remembered
+
+    bool same_version(const RowVersion &other) const {
+        return id == other.id && relation == other.relation && xmin == other.xmin &&
+               ItemPointerEquals(const_cast<ItemPointer>(&ctid), const_cast<ItemPointer>(&other.ctid));
+    }
+};
+
+/// Rows that a lane sets aside at most.
+constexpr std::size_t kMaxAside = 100;
+
+/// What a lane remembers of rows between its passes, also when the process that knew has ended.
+class RowMemory {
+  public:
+    virtual ~RowMemory() = default;
+
+    virtual std::vector<RowVersion> load() = 0;
+    /// Adds one version; kept whatever becomes of the pass or the process.
+    virtual void add(const RowVersion &version) noexcept = 0;
+    virtual void replace(std::span<const RowVersion> versions) noexcept = 0;
+};
+
+} // namespace outbox_relay::store

@@ -1,0 +1,137 @@
+#include "worker/host.hpp"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "worker/fault.hpp"
+
+#include "pg/clock.hpp"
+#include "pg/compat.hpp"
+#include "pg/guard.hpp"
+
+extern "C" {
+#include "catalog/pg_database.h"
+#include "pgstat.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "storage/lmgr.h"
+#include "storage/lock.h"
+#include "storage/pmsignal.h"
+#include "tcop/tcopprot.h"
+#include "utils/pidfile.h"
+#include "utils/timestamp.h"
+}
+
+namespace outbox_relay::worker {
+
+Signals signals;
+
+namespace {
+
+constexpr std::int64_t kProbeEvery_us = 500'000;
+
+extern "C" {
+
+static void outbox_relay_terminate(SIGNAL_ARGS) {
+    const int saved = errno;
+    signals.terminate = 1;
+    if (signals.may_die)
+        die(postgres_signal_arg);
+    else
+        SetLatch(MyLatch);
+    errno = saved;
+}
+}
+
+} // namespace
+
+void install_signal_handlers() {
+    signals.terminate = 0;
+    signals.may_die = 0;
+    pg::compat::set_signal(SIGHUP, SignalHandlerForConfigReload);
+    pg::compat::set_signal(SIGTERM, outbox_relay_terminate);
+}
+
+bool server_is_stopping() {
+    std::FILE *file = std::fopen("postmaster.pid", "r");
+    if (file == nullptr)
+        return true;
+    char line[MAXPGPATH] = "";
+    bool stopping = false;
+    for (int number = 1; std::fgets(line, sizeof(line), file) != nullptr; ++number)
+        if (number == LOCK_FILE_LINE_PM_STATUS)
+            stopping = std::strncmp(line, PM_STATUS_STOPPING, std::strlen("stopping")) == 0;
+    (void)std::fclose(file);
+    return stopping;
+}
+
+bool database_wants_us_gone() {
+    return pg::guard([] {
+        LOCKTAG tag;
+        SET_LOCKTAG_OBJECT(tag, InvalidOid, DatabaseRelationId, MyDatabaseId, 0);
+        if (LockAcquire(&tag, RowExclusiveLock, true, true) == LOCKACQUIRE_NOT_AVAIL)
+            return true;
+        (void)LockRelease(&tag, RowExclusiveLock, true);
+        return false;
+    });
+}
+
+void show_phase(WorkerSlot &slot, Phase phase) {
+    slot.phase = phase;
+    slot.since = GetCurrentTimestamp();
+}
+
+void WorkerHost::show(Phase phase) {
+    show_phase(slot_, phase);
+}
+
+core::PassHost::Order WorkerHost::pulse() {
+    pg::guard([] { CHECK_FOR_INTERRUPTS(); });
+    if (!PostmasterIsAlive())
+        proc_exit(1);
+    if (transport_ != nullptr)
+        pg_atomic_write_u32(&lane_.in_flight, static_cast<std::uint32_t>(transport_->in_flight()));
+    if (leaving_)
+        return Order::leave;
+    const std::int64_t now_us = pg::monotonic_us();
+    if (now_us - probed_us_ > kProbeEvery_us) {
+        probed_us_ = now_us;
+        leaving_ = database_wants_us_gone();
+        if (leaving_)
+            signals.terminate = 1;
+    }
+    if (!signals.terminate)
+        return leaving_ ? Order::leave : Order::go_on;
+    if (server_is_stopping())
+        return Order::finish;
+    leaving_ = true;
+    return Order::leave;
+}
+
+void WorkerHost::at(core::PassPoint point, std::size_t count) {
+    switch (point) {
+    case core::PassPoint::after_begin:
+        show(Phase::claim);
+        break;
+    case core::PassPoint::after_claim:
+        // From here on an answer may have come that only a settled pass remembers.
+        signals.may_die = 0;
+        show(Phase::publish);
+        pg::guard([] { pgstat_report_activity(STATE_RUNNING, "outbox_relay: publish"); });
+        break;
+    case core::PassPoint::before_settle:
+        pg_atomic_write_u32(&lane_.in_flight, 0);
+        show(Phase::settle);
+        break;
+    case core::PassPoint::before_commit:
+        show(Phase::commit);
+        break;
+    default:
+        break;
+    }
+    reach_fault_point(point, count);
+}
+
+} // namespace outbox_relay::worker

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <csignal>
+#include <cstdint>
+
+#include "core/pass.hpp"
+#include "core/transport.hpp"
+#include "worker/lanes.hpp"
+
+namespace outbox_relay::worker {
+
+/// What the relay worker's signal handlers leave for its loop.
+struct Signals {
+    volatile std::sig_atomic_t terminate; ///< SIGTERM came: leave soon
+    volatile std::sig_atomic_t may_die;   ///< SIGTERM may end the session at the next interrupt check
+};
+extern Signals signals;
+
+/// Installs the handlers of a relay worker: while it publishes or settles, SIGTERM only asks (the pass
+/// ends in order); in a statement before anything was sent it ends the session.
+void install_signal_handlers();
+
+/// True while the postmaster is shutting the server down, as against a mere eviction of this process
+/// (pg_terminate_backend, DROP DATABASE).
+bool server_is_stopping();
+
+/// True when this database wants us to go: somebody holds or waits for a lock on it that conflicts
+/// with being connected (DROP, RENAME, SET TABLESPACE, as a TEMPLATE).
+bool database_wants_us_gone();
+
+/// The pass's view of the relay worker: interrupts, phases, fault points.
+class WorkerHost : public core::PassHost {
+  public:
+    WorkerHost(WorkerSlot &slot, Lane &lane) : slot_(slot), lane_(lane) {}
+
+    void watch(const core::Transport *transport) { transport_ = transport; }
+    Order pulse() override;
+    void at(core::PassPoint point, std::size_t count) override;
+
+  private:
+    void show(Phase phase);
+
+    WorkerSlot &slot_;
+    Lane &lane_;
+    const core::Transport *transport_ = nullptr;
+    std::int64_t probed_us_ = 0;
+    bool leaving_ = false;
+};
+
+/// Shows `phase` in outbox_stat_worker.
+void show_phase(WorkerSlot &slot, Phase phase);
+
+} // namespace outbox_relay::worker

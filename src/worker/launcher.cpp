@@ -1,0 +1,326 @@
+#include "worker/launcher.hpp"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "settings/settings.hpp"
+#include "worker/lanes.hpp"
+
+#include "pg/clock.hpp"
+#include "pg/compat.hpp"
+#include "pg/entry.hpp"
+#include "pg/guard.hpp"
+
+extern "C" {
+#include "access/genam.h"
+#include "access/heapam.h"
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/tableam.h"
+#include "access/xact.h"
+#include "catalog/pg_database.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "storage/proc.h"
+#include "storage/procsignal.h"
+#include "utils/guc.h"
+#include "utils/rel.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+PGDLLEXPORT void outbox_relay_launcher_main(Datum argument);
+}
+
+namespace outbox_relay::worker {
+
+namespace {
+
+constexpr std::int64_t kListEvery_us = 5'000'000;     ///< how often pg_database is read again
+constexpr std::int64_t kMinGap_us = 1'000'000;        ///< between two starts for one database
+constexpr std::int64_t kMaxGap_us = 60'000'000;       ///< the same, when starts come to nothing
+constexpr std::int64_t kAttachWithin_us = 60'000'000; ///< a start that took longer is given up
+
+struct DatabaseRow {
+    Oid oid;
+    bool served; ///< connectable, no template, listed in outbox_relay.databases
+};
+
+/// Starts and restarts the relay workers. Holds nothing that a crash could lose: the slots in shared
+/// memory say who runs, pg_database says where to look.
+class Launcher {
+  public:
+    void run() {
+        while (true) {
+            const long wait_ms = static_cast<long>(turn_us() / 1000) + 1;
+            pg::guard([wait_ms] {
+                (void)WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, wait_ms,
+                                PG_WAIT_EXTENSION);
+                ResetLatch(MyLatch);
+                CHECK_FOR_INTERRUPTS();
+                if (ConfigReloadPending) {
+                    ConfigReloadPending = false;
+                    ProcessConfigFile(PGC_SIGHUP);
+                }
+            });
+            if (ShutdownRequestPending)
+                proc_exit(1);
+        }
+    }
+
+  private:
+    /// One look at everything; how long to sleep until the next.
+    std::int64_t turn_us() {
+        const std::int64_t now_us = pg::monotonic_us();
+        if (now_us >= list_at_us_ || reloaded()) {
+            read_databases();
+            list_at_us_ = now_us + kListEvery_us;
+        }
+        free_failed_starts(now_us);
+        std::int64_t wait_us = kListEvery_us;
+        if (settings::parameters.enabled)
+            for (const DatabaseRow &row : databases_)
+                if (row.served)
+                    wait_us = std::min(wait_us, serve(row.oid, now_us));
+        return std::max<std::int64_t>(wait_us, 10'000);
+    }
+
+    bool reloaded() {
+        const std::string now = settings::parameters.databases;
+        const bool changed = now != listed_;
+        listed_ = now;
+        return changed;
+    }
+
+    void read_databases() {
+        databases_.clear();
+        pg::guard([] {
+            StartTransactionCommand();
+            (void)GetTransactionSnapshot();
+        });
+        struct Scan {
+            Relation relation;
+            TableScanDesc scan;
+        };
+        const Scan scan = pg::guard([] {
+            Relation relation = table_open(DatabaseRelationId, AccessShareLock);
+            return Scan{relation, table_beginscan_catalog(relation, 0, nullptr)};
+        });
+        while (true) {
+            HeapTuple tuple = pg::guard([&scan] { return heap_getnext(scan.scan, ForwardScanDirection); });
+            if (tuple == nullptr)
+                break;
+            const auto *form = reinterpret_cast<Form_pg_database>(GETSTRUCT(tuple));
+            const bool served =
+                form->datallowconn && !form->datistemplate && form->datconnlimit != -2 &&
+                settings::database_listed(settings::parameters.databases, NameStr(form->datname));
+            databases_.push_back({form->oid, served});
+        }
+        pg::guard([&scan] {
+            table_endscan(scan.scan);
+            table_close(scan.relation, AccessShareLock);
+            CommitTransactionCommand();
+            MemoryContextSwitchTo(TopMemoryContext);
+        });
+        forget_dropped();
+    }
+
+    /// Frees the slots of databases that are gone, and their lanes.
+    void forget_dropped() {
+        LockedLanes locked(LW_EXCLUSIVE);
+        for (Database &database : shared()->databases) {
+            if (database.oid == InvalidOid || running(database.oid) > 0)
+                continue;
+            const Oid oid = database.oid;
+            const bool exists = std::any_of(databases_.begin(), databases_.end(),
+                                            [oid](const DatabaseRow &row) { return row.oid == oid; });
+            if (exists)
+                continue;
+            for (int i = 0; i < shared()->max_lanes; ++i)
+                if (lane_at(i).used && lane_at(i).key.database == oid)
+                    drop_lane(i);
+            database.oid = InvalidOid;
+        }
+    }
+
+    /// Workers of a database, those on their way included. Under the lock.
+    static int running(Oid database) {
+        int count = 0;
+        for (int i = 0; i < shared()->max_workers; ++i)
+            if (worker_at(i).used && worker_at(i).database == database)
+                ++count;
+        return count;
+    }
+
+    static bool start_under_way() {
+        for (int i = 0; i < shared()->max_workers; ++i)
+            if (worker_at(i).used && worker_at(i).phase == Phase::starting)
+                return true;
+        return false;
+    }
+
+    /// Gives up starts whose process died before it attached, or that another launcher made.
+    void free_failed_starts(std::int64_t now_us) {
+        handles_.resize(static_cast<std::size_t>(shared()->max_workers));
+        for (int i = 0; i < shared()->max_workers; ++i) {
+            BackgroundWorkerHandle *&handle = handles_[static_cast<std::size_t>(i)];
+            WorkerSlot &slot = worker_at(i);
+            bool stopped = false;
+            if (handle != nullptr) {
+                pid_t pid = 0;
+                stopped = pg::guard([&] { return GetBackgroundWorkerPid(handle, &pid); }) == BGWH_STOPPED;
+            }
+            LockedLanes locked(LW_EXCLUSIVE);
+            const bool waits = slot.used && slot.pid == 0;
+            if (waits && (stopped || now_us - slot.started_us > kAttachWithin_us)) {
+                slot.used = false;
+                ++slot.generation;
+            }
+            if (stopped) {
+                pfree(handle);
+                handle = nullptr;
+            }
+        }
+    }
+
+    /// Starts what a database lacks; microseconds until it is worth another look.
+    std::int64_t serve(Oid oid, std::int64_t now_us) {
+        std::vector<int> slots;
+        {
+            LockedLanes locked(LW_EXCLUSIVE);
+            const int index = find_database(oid, true);
+            if (index < 0)
+                return kListEvery_us;
+            Database &database = shared()->databases[index];
+            const int have = running(oid);
+            int want = database.state == DatabaseState::active ? settings::parameters.workers : 0;
+            const bool look = database.state == DatabaseState::unknown ||
+                              (have == 0 && pg_atomic_read_u32(&database.poked) != 0);
+            if (look)
+                want = std::max(want, 1);
+            if (have >= want)
+                return kListEvery_us;
+            const std::int64_t gap_us =
+                std::min(kMaxGap_us, kMinGap_us << std::min<std::uint32_t>(database.failures, 6));
+            const std::int64_t due_us = database.last_start_us + (database.last_start_us == 0 ? 0 : gap_us);
+            if (now_us < due_us)
+                return due_us - now_us;
+            // Looking is done one database at a time: a server may have a thousand without a route.
+            if (database.state == DatabaseState::unknown && start_under_way())
+                return 50'000;
+            database.last_start_us = now_us;
+            ++database.failures;
+            if (have == 0)
+                pg_atomic_write_u32(&database.poked, 0);
+            reserve(oid, want - have, now_us, slots);
+        }
+        for (const int slot : slots)
+            start(slot, oid);
+        return kMinGap_us;
+    }
+
+    static void reserve(Oid oid, int count, std::int64_t now_us, std::vector<int> &slots) {
+        for (int i = 0; i < shared()->max_workers && count > 0; ++i) {
+            WorkerSlot &slot = worker_at(i);
+            if (slot.used)
+                continue;
+            slot.used = true;
+            ++slot.generation;
+            slot.pid = 0;
+            slot.database = oid;
+            slot.lane = -1;
+            slot.phase = Phase::starting;
+            slot.since = GetCurrentTimestamp();
+            slot.started_us = now_us;
+            pg_atomic_write_u32(&slot.proc, 0);
+            pg_atomic_write_u32(&slot.waiting, 0);
+            slots.push_back(i);
+            --count;
+        }
+    }
+
+    void start(int slot, Oid oid) {
+        BackgroundWorker worker;
+        MemSet(&worker, 0, sizeof(worker));
+        worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
+        worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
+        // The launcher is the only one who restarts: the postmaster would go on for a dropped database.
+        worker.bgw_restart_time = BGW_NEVER_RESTART;
+        worker.bgw_notify_pid = MyProcPid;
+        worker.bgw_main_arg = Int32GetDatum(slot);
+        strlcpy(worker.bgw_library_name, "outbox_relay", sizeof(worker.bgw_library_name));
+        strlcpy(worker.bgw_function_name, "outbox_relay_worker_main", sizeof(worker.bgw_function_name));
+        strlcpy(worker.bgw_type, "outbox_relay worker", sizeof(worker.bgw_type));
+        pg_snprintf(worker.bgw_name, sizeof(worker.bgw_name), "outbox_relay worker for database %u", oid);
+        BackgroundWorkerHandle *handle = nullptr;
+        const bool registered = pg::guard([&] { return RegisterDynamicBackgroundWorker(&worker, &handle); });
+        if (registered) {
+            handles_[static_cast<std::size_t>(slot)] = handle;
+            no_slots_said_ = false;
+            return;
+        }
+        {
+            LockedLanes locked(LW_EXCLUSIVE);
+            worker_at(slot).used = false;
+        }
+        if (!no_slots_said_)
+            pg::report_at(LOG, {ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
+                                "no background worker slot is free for outbox_relay",
+                                "Routes whose database has no worker wait; starting one is tried again.",
+                                "Raise max_worker_processes."});
+        no_slots_said_ = true;
+    }
+
+    std::vector<DatabaseRow> databases_;
+    std::vector<BackgroundWorkerHandle *> handles_;
+    std::string listed_;
+    std::int64_t list_at_us_ = 0;
+    bool no_slots_said_ = false;
+};
+
+extern "C" {
+
+static void outbox_relay_launcher_gone(int, Datum) {
+    pg_atomic_write_u32(&shared()->launcher_proc, 0);
+    shared()->launcher_pid = 0;
+}
+}
+
+} // namespace
+
+void register_workers() {
+    request_shared_memory();
+    BackgroundWorker launcher;
+    MemSet(&launcher, 0, sizeof(launcher));
+    launcher.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
+    launcher.bgw_start_time = BgWorkerStart_RecoveryFinished;
+    launcher.bgw_restart_time = 2;
+    strlcpy(launcher.bgw_library_name, "outbox_relay", sizeof(launcher.bgw_library_name));
+    strlcpy(launcher.bgw_function_name, "outbox_relay_launcher_main", sizeof(launcher.bgw_function_name));
+    strlcpy(launcher.bgw_name, "outbox_relay launcher", sizeof(launcher.bgw_name));
+    strlcpy(launcher.bgw_type, "outbox_relay launcher", sizeof(launcher.bgw_type));
+    RegisterBackgroundWorker(&launcher);
+}
+
+} // namespace outbox_relay::worker
+
+using namespace outbox_relay;
+
+void outbox_relay_launcher_main(Datum) {
+    pg::compat::set_signal(SIGHUP, SignalHandlerForConfigReload);
+    pg::compat::set_signal(SIGTERM, SignalHandlerForShutdownRequest);
+    BackgroundWorkerUnblockSignals();
+    // Shared catalogs only: the launcher is connected to no database and stands in nobody's way.
+    BackgroundWorkerInitializeConnection(nullptr, nullptr, 0);
+    before_shmem_exit(worker::outbox_relay_launcher_gone, 0);
+    worker::shared()->launcher_pid = MyProcPid;
+    pg_atomic_write_u32(&worker::shared()->launcher_proc,
+                        static_cast<std::uint32_t>(MyProc - ProcGlobal->allProcs) + 1);
+    pg::entry([] {
+        worker::Launcher launcher;
+        launcher.run();
+    });
+}

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "store/row_version.hpp"
+
+namespace outbox_relay::worker {
+
+struct Lane;
+
+/// What lanes remember of rows, in shared memory, since any worker may take a lane's next pass, and
+/// since the process that knew may have ended: a pool of chunks shared by all lanes; when it is used
+/// up, or for more than kMaxPerLane rows, a lane forgets, which may cost duplicates.
+constexpr std::uint32_t kMaxPerLane = 100'000;
+
+std::size_t memory_bytes();
+void initialise_memory(void *memory);
+void attach_memory(void *memory);
+
+/// The memory of one lane; only the lane's holder uses it.
+class LaneMemory : public store::RowMemory {
+  public:
+    explicit LaneMemory(int lane) : lane_(lane) {}
+
+    /// Without published versions older than an hour: transaction ids may come round again.
+    std::vector<store::RowVersion> load() override;
+    void add(const store::RowVersion &version) noexcept override;
+    void replace(std::span<const store::RowVersion> versions) noexcept override;
+
+  private:
+    const int lane_;
+};
+
+/// Gives all that a lane remembers back. Under the lock, exclusive.
+void forget_rows(Lane &lane) noexcept;
+
+} // namespace outbox_relay::worker

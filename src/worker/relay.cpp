@@ -1,0 +1,467 @@
+#include "worker/relay.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "settings/settings.hpp"
+#include "worker/memory.hpp"
+
+#include "pg/clock.hpp"
+#include "pg/guard.hpp"
+#include "pg/transaction.hpp"
+#include "store/encoding.hpp"
+
+extern "C" {
+#include "commands/dbcommands.h"
+#include "pgstat.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "utils/guc.h"
+#include "utils/inval.h"
+#include "utils/timestamp.h"
+}
+
+namespace outbox_relay::worker {
+
+namespace {
+
+/// The longest sleep: the database is probed and messages are read at least this often.
+constexpr std::int64_t kLookEvery_us = 500'000;
+/// Idle connections are given up before most endpoints and middle boxes do, so that few requests meet
+/// a dying one.
+constexpr std::int64_t kIdleConnections_ms = 15'000;
+
+class ServerClock : public core::Clock {
+  public:
+    std::int64_t monotonic_us() override { return pg::monotonic_us(); }
+    std::int64_t wall_us() override { return pg::unix_us_of(GetCurrentTimestamp()); }
+};
+
+std::uint64_t seed() {
+    std::uint64_t value = 0;
+    if (!pg_strong_random(&value, sizeof(value)))
+        value = static_cast<std::uint64_t>(pg::monotonic_us());
+    return value;
+}
+
+std::string database_name() {
+    const char *name = pg::guard([] { return get_database_name(MyDatabaseId); });
+    return name == nullptr ? std::string() : std::string(name);
+}
+
+core::LanePolicy policy_of(const store::Effective &settings) {
+    return {settings.interval_ms * 1000, settings.retry_max_backoff_ms * 1000};
+}
+
+void log_line(const std::string &message) {
+    pg::report_at(LOG, {ERRCODE_SUCCESSFUL_COMPLETION, message});
+}
+
+} // namespace
+
+Relay::Relay(int slot) : slot_index_(slot), slot_(worker_at(slot)), random_(seed()) {}
+
+double Relay::uniform() {
+    return std::uniform_real_distribution<double>(0.0, 1.0)(random_);
+}
+
+void Relay::run() {
+    while (may_serve()) {
+        std::int64_t next_due_us = 0;
+        if (LaneWork *work = take_due(next_due_us)) {
+            tick(*work);
+            serve_signals();
+        } else {
+            sleep_until(next_due_us);
+        }
+    }
+}
+
+/// True while this worker has something to do here; looks at everything that could end it.
+bool Relay::may_serve() {
+    if (signals.terminate)
+        return false;
+    const std::int64_t now_us = pg::monotonic_us();
+    const bool look = now_us - checked_us_ >= kLookEvery_us;
+    if (look) {
+        checked_us_ = now_us;
+        if (database_wants_us_gone() || !settings::parameters.enabled)
+            return false;
+        for (auto &[name, work] : work_)
+            if (work.transport && work.transport->is_idle_too_long(kIdleConnections_ms))
+                work.transport->drop_idle();
+    }
+    pg::guard([] { AcceptInvalidationMessages(); });
+    const bool poked = [this] {
+        LockedLanes locked(LW_SHARED);
+        const int index = find_database(MyDatabaseId, false);
+        return index >= 0 && pg_atomic_read_u32(&shared()->databases[index].poked) != 0;
+    }();
+    if (routes_generation_ == store::routes_generation() && !poked)
+        return true;
+    return refresh_routes() || !give_up_slot();
+}
+
+/// Reads outbox_route anew; false when nothing here is to be relayed.
+bool Relay::refresh_routes() {
+    {
+        LockedLanes locked(LW_SHARED);
+        const int index = find_database(MyDatabaseId, false);
+        if (index >= 0)
+            pg_atomic_write_u32(&shared()->databases[index].poked, 0);
+    }
+    pg::start_transaction();
+    // The generation is read first: a change while we read makes us read again.
+    routes_generation_ = store::routes_generation();
+    const std::optional<store::Extension> extension = store::find_extension();
+    std::vector<store::Route> routes;
+    bool listed = false;
+    if (extension) {
+        routes = store::all_routes(*extension);
+        routes_generation_ = store::routes_generation();
+        database_ = database_name();
+        listed = settings::database_listed(settings::parameters.databases, database_.c_str());
+    }
+    const std::string binding = store::current_binding();
+    pg::commit_transaction();
+    std::vector<store::Route> active;
+    for (store::Route &route : routes) {
+        if (!route.enabled || !listed)
+            continue;
+        if (route.bound_to != binding)
+            warn_foreign(route);
+        else
+            active.push_back(std::move(route));
+    }
+    adopt_routes(std::move(active));
+    return !work_.empty();
+}
+
+void Relay::warn_foreign(const store::Route &route) {
+    if (std::find(warned_foreign_.begin(), warned_foreign_.end(), route.name) != warned_foreign_.end())
+        return;
+    warned_foreign_.push_back(route.name);
+    pg::report_at(WARNING, {ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                            "route \"" + route.name + "\" is bound to another database and is not relayed",
+                            "This database looks like a copy: the route's bound_to does not match it.",
+                            "If this copy is to relay, update bound_to by recreating the route here."});
+}
+
+/// Makes work_ and the lanes follow the routes.
+void Relay::adopt_routes(std::vector<store::Route> routes) {
+    std::map<std::string, LaneWork> next;
+    for (store::Route &route : routes) {
+        const auto known = work_.find(route.name);
+        LaneWork work;
+        if (known != work_.end() && known->second.route.version == route.version)
+            work = std::move(known->second);
+        work.route = std::move(route);
+        place_lane(work);
+        if (work.lane >= 0)
+            next.emplace(work.route.name, std::move(work));
+    }
+    work_ = std::move(next);
+    LockedLanes locked(LW_EXCLUSIVE);
+    const int index = find_database(MyDatabaseId, true);
+    if (index < 0)
+        return;
+    Database &database = shared()->databases[index];
+    database.state = work_.empty() ? DatabaseState::no_routes : DatabaseState::active;
+    database.failures = 0;
+}
+
+/// Finds or makes the route's lane; a changed route starts afresh.
+void Relay::place_lane(LaneWork &work) {
+    const LaneKey key = lane_key(MyDatabaseId, work.route.name, std::nullopt);
+    bool warn = false;
+    {
+        LockedLanes locked(LW_EXCLUSIVE);
+        work.lane = make_lane(key);
+        if (work.lane < 0) {
+            const int index = find_database(MyDatabaseId, true);
+            warn = index >= 0 && !shared()->databases[index].overflow_warned;
+            if (warn)
+                shared()->databases[index].overflow_warned = true;
+        } else {
+            Lane &lane = lane_at(work.lane);
+            if (lane.route_version != work.route.version) {
+                lane.route_version = work.route.version;
+                ++lane.generation;
+                lane.health = core::LaneHealth();
+                lane.state = LaneState::due;
+                lane.due_us = 0;
+                lane.hold_until_us = 0;
+            }
+            work.generation = lane.generation;
+        }
+    }
+    if (warn)
+        pg::report_at(WARNING,
+                      {ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
+                       "route \"" + work.route.name + "\" has no lane: outbox_relay.max_lanes is used up", "",
+                       "Raise outbox_relay.max_lanes and restart the server."});
+}
+
+/// Leaves the slot, unless outbox_route changed in between: then the launcher, who saw us running, has
+/// left the look to us. True: gone for good.
+bool Relay::give_up_slot() {
+    LockedLanes locked(LW_EXCLUSIVE);
+    const int index = find_database(MyDatabaseId, false);
+    if (index >= 0 && pg_atomic_read_u32(&shared()->databases[index].poked) != 0)
+        return false;
+    slot_.database = InvalidOid;
+    return true;
+}
+
+/// The most overdue due lane, held from now on; nullptr and the time of the next one otherwise.
+LaneWork *Relay::take_due(std::int64_t &next_due_us) {
+    const std::int64_t now_us = pg::monotonic_us();
+    next_due_us = now_us + kLookEvery_us;
+    LaneWork *best = nullptr;
+    std::int64_t best_due_us = 0;
+    LockedLanes locked(LW_EXCLUSIVE);
+    for (auto &[name, work] : work_) {
+        const Lane &lane = lane_at(work.lane);
+        if (!lane.used || lane.holder >= 0 || lane.generation != work.generation)
+            continue;
+        const auto wake_us =
+            static_cast<std::int64_t>(pg_atomic_read_u64(const_cast<pg_atomic_uint64 *>(&lane.wake_us)));
+        std::int64_t due_us = lane.due_us;
+        if (wake_us > 0)
+            due_us = std::min(due_us, std::max(wake_us, lane.hold_until_us));
+        if (due_us > now_us) {
+            next_due_us = std::min(next_due_us, due_us);
+        } else if (best == nullptr || due_us < best_due_us) {
+            best = &work;
+            best_due_us = due_us;
+        }
+    }
+    if (best != nullptr) {
+        lane_at(best->lane).holder = slot_index_;
+        slot_.lane = best->lane;
+    }
+    return best;
+}
+
+void Relay::sleep_until(std::int64_t due_us) {
+    // Announce first, look again, then sleep: a commit in between finds us waiting.
+    show_phase(slot_, Phase::idle);
+    (void)pg_atomic_exchange_u32(&slot_.waiting, 1);
+    for (const auto &[name, work] : work_) {
+        const Lane &lane = lane_at(work.lane);
+        if (lane.holder < 0 && pg_atomic_read_u64(const_cast<pg_atomic_uint64 *>(&lane.wake_us)) != 0 &&
+            lane.hold_until_us <= pg::monotonic_us())
+            due_us = 0;
+    }
+    const std::int64_t wait_us = due_us - pg::monotonic_us();
+    if (wait_us > 0) {
+        const long wait_ms = static_cast<long>((wait_us + 999) / 1000);
+        pg::guard([wait_ms] {
+            pgstat_report_activity(STATE_IDLE, nullptr);
+            (void)WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, wait_ms,
+                            PG_WAIT_EXTENSION);
+        });
+    }
+    pg_atomic_write_u32(&slot_.waiting, 0);
+    ResetLatch(MyLatch);
+    serve_signals();
+}
+
+void Relay::serve_signals() {
+    pg::guard([] {
+        CHECK_FOR_INTERRUPTS();
+        if (ConfigReloadPending) {
+            ConfigReloadPending = false;
+            ProcessConfigFile(PGC_SIGHUP);
+        }
+    });
+}
+
+/// A lane's turn: passes in a row while they come back full.
+void Relay::tick(LaneWork &work) {
+    core::NextTurn next;
+    const int batches = settings::parameters.max_batches_per_tick;
+    for (int batch = 0; batch < batches; ++batch) {
+        next = pass(work, batch == 0);
+        if (next.state != core::NextTurn::State::due || signals.terminate || ConfigReloadPending ||
+            routes_generation_ != store::routes_generation())
+            break;
+    }
+    release(work, next);
+    pg::guard([] { pgstat_report_stat(false); });
+}
+
+core::NextTurn Relay::pass(LaneWork &work, bool first_of_tick) {
+    Lane &lane = lane_at(work.lane);
+    // Rows that commit from here on wake the lane again; those before are seen by the claim.
+    (void)pg_atomic_exchange_u64(&lane.wake_us, 0);
+    const std::uint32_t turn = lane.turns++;
+    const store::Effective settings = store::effective(work.route);
+    const std::int64_t started_us = pg::monotonic_us();
+    try {
+        http::CurlTransport &transport = transport_of(work, settings);
+        WorkerHost host(slot_, lane);
+        host.watch(&transport);
+        ServerClock clock;
+        LaneMemory memory(work.lane);
+        store::ConsumeStore store(work.route, settings, work.plans, host, memory, turn % 2 == 0);
+        signals.may_die = 1;
+        const core::PassResult result = core::run_pass(pass_settings(work, settings, first_of_tick), store,
+                                                       transport, clock, host, random_);
+        signals.may_die = 0;
+        for (const std::string &id : store.newly_aside())
+            log_line("route \"" + work.route.name + "\" sets row " + id + " of " + work.route.relation +
+                     " aside: it can't be settled, others can: " + store::from_utf8(lane.last_error));
+        return committed(work, settings, result, started_us);
+    } catch (const pg::Error &error) {
+        signals.may_die = 0;
+        return failed(work, settings, error, started_us);
+    }
+}
+
+core::PassSettings Relay::pass_settings(const LaneWork &work, const store::Effective &settings,
+                                        bool first_of_tick) {
+    const Lane &lane = lane_at(work.lane);
+    const store::Route &route = work.route;
+    core::PassSettings pass;
+    const bool breaker_open =
+        settings.breaker_threshold > 0 && lane.health.publish_failures >= settings.breaker_threshold;
+    pass.max_claim_rows =
+        core::claim_limit(lane.health, static_cast<std::size_t>(settings.max_claim_rows), breaker_open);
+    pass.concurrency = static_cast<std::size_t>(settings.concurrency);
+    pass.deadline_us = settings.pass_deadline_ms * 1000;
+    pass.request_timeout_us = settings.request_timeout_ms * 1000;
+    pass.connect_timeout_us = settings.connect_timeout_ms * 1000;
+    pass.key_order = route.ordering == store::Ordering::key;
+    pass.reclaim = first_of_tick && settings.reclaim_stale_after_ms > 0;
+    pass.breaker_threshold = static_cast<std::uint32_t>(settings.breaker_threshold);
+    pass.publish_failures = lane.health.publish_failures;
+    pass.retry = {settings.retry_base_delay_ms * 1000, settings.retry_max_backoff_ms * 1000,
+                  static_cast<std::int32_t>(settings.max_attempts)};
+    pass.fail_statuses = route.fail_statuses;
+    std::array<std::uint64_t, core::kLatencyBuckets> recent;
+    for (std::size_t i = 0; i < recent.size(); ++i)
+        recent[i] = static_cast<std::uint64_t>(lane.recent_latency[i]);
+    pass.expected_latency_us = core::latency_quantile_us(recent, 0.95);
+
+    core::EnvelopeSettings &envelope = pass.envelope;
+    const auto utf8 = [](const std::string &text) { return store::to_utf8(text).value_or(text); };
+    envelope.route = utf8(route.name);
+    envelope.url = route.url;
+    envelope.method = route.method;
+    envelope.source =
+        route.source.empty() ? "/" + utf8(database_) + "/" + envelope.route : utf8(route.source);
+    envelope.cloudevents = route.cloudevents;
+    envelope.forze = route.forze;
+    envelope.hlc = route.hlc_ordering;
+    envelope.trace = route.propagate_trace;
+    envelope.headers = route.headers;
+    envelope.user_agent = "outbox_relay/" OUTBOX_RELAY_VERSION;
+    return pass;
+}
+
+http::CurlTransport &Relay::transport_of(LaneWork &work, const store::Effective &settings) {
+    if (!work.transport || work.transport_connections != settings.concurrency) {
+        http::TransportSettings transport;
+        transport.max_connections = static_cast<int>(settings.concurrency);
+        transport.ca_file = work.route.ca_file;
+        work.transport = std::make_unique<http::CurlTransport>(transport);
+        work.transport_connections = settings.concurrency;
+    }
+    return *work.transport;
+}
+
+core::NextTurn Relay::committed(LaneWork &work, const store::Effective &settings,
+                                const core::PassResult &result, std::int64_t started_us) {
+    Lane &lane = lane_at(work.lane);
+    ServerClock clock;
+    const double jitter = uniform();
+    const TimestampTz now = GetCurrentTimestamp();
+    bool recovered = false;
+    bool new_trouble = false;
+    core::NextTurn next;
+    {
+        LockedLanes locked(LW_EXCLUSIVE);
+        next = core::after_commit(lane.health, policy_of(settings), result,
+                                  static_cast<std::size_t>(settings.max_claim_rows), clock.wall_us(), jitter);
+        lane.breaker_open =
+            settings.breaker_threshold > 0 && lane.health.publish_failures >= settings.breaker_threshold;
+        Counters &counters = lane.counters;
+        ++counters.passes;
+        counters.claimed += static_cast<std::uint64_t>(result.claimed);
+        counters.published += static_cast<std::uint64_t>(result.published);
+        counters.failed += static_cast<std::uint64_t>(result.failed);
+        counters.retried += static_cast<std::uint64_t>(result.retried);
+        counters.refused += static_cast<std::uint64_t>(result.refused);
+        counters.duplicates_avoided += static_cast<std::uint64_t>(result.duplicates_avoided);
+        counters.reclaimed += static_cast<std::uint64_t>(result.reclaimed);
+        counters.bytes_published += static_cast<std::uint64_t>(result.bytes_published);
+        for (std::size_t i = 0; i < core::kLatencyBuckets; ++i) {
+            counters.latency[i] += result.latency[i];
+            if (result.published > 0)
+                lane.recent_latency[i] =
+                    lane.recent_latency[i] * 0.9f + static_cast<float>(result.latency[i]);
+        }
+        lane.last_pass_at = now;
+        lane.last_pass_ms = (pg::monotonic_us() - started_us) / 1000;
+        if (!result.error_class.empty()) {
+            new_trouble =
+                std::strncmp(lane.error_class, result.error_class.c_str(), sizeof(lane.error_class) - 1) != 0;
+            copy_text(lane.error_class, sizeof(lane.error_class), result.error_class);
+            copy_text(lane.last_error, sizeof(lane.last_error), result.error);
+            lane.last_error_at = now;
+        } else if (result.published > 0 || result.claimed == 0) {
+            recovered = result.published > 0 && lane.error_class[0] != '\0';
+            if (recovered)
+                lane.error_class[0] = '\0';
+        }
+    }
+    if (new_trouble)
+        log_line("route \"" + work.route.name + "\": " + store::from_utf8(result.error));
+    if (recovered)
+        log_line("route \"" + work.route.name + "\" relays again");
+    return next;
+}
+
+core::NextTurn Relay::failed(LaneWork &work, const store::Effective &settings, const pg::Error &error,
+                             std::int64_t started_us) {
+    Lane &lane = lane_at(work.lane);
+    const std::string error_class = "SQLSTATE " + error.sqlstate_text();
+    const std::string message = store::to_utf8(error.message()).value_or(error_class);
+    bool new_trouble = false;
+    core::NextTurn next;
+    {
+        LockedLanes locked(LW_EXCLUSIVE);
+        next = core::after_failure(lane.health, policy_of(settings));
+        ++lane.counters.failed_passes;
+        lane.last_pass_at = GetCurrentTimestamp();
+        lane.last_pass_ms = (pg::monotonic_us() - started_us) / 1000;
+        lane.last_error_at = lane.last_pass_at;
+        new_trouble = error_class != lane.error_class;
+        copy_text(lane.error_class, sizeof(lane.error_class), error_class);
+        copy_text(lane.last_error, sizeof(lane.last_error), message);
+        pg_atomic_write_u32(&lane.in_flight, 0);
+    }
+    if (new_trouble)
+        pg::log_error(error, "a pass of route \"" + work.route.name + "\" failed");
+    return next;
+}
+
+/// Gives the lane back with its next time.
+void Relay::release(LaneWork &work, const core::NextTurn &next) {
+    static constexpr LaneState kStates[] = {LaneState::due, LaneState::idle, LaneState::backoff,
+                                            LaneState::refused};
+    LockedLanes locked(LW_EXCLUSIVE);
+    Lane &lane = lane_at(work.lane);
+    if (lane.generation == work.generation) {
+        lane.state = kStates[static_cast<int>(next.state)];
+        lane.due_us = pg::monotonic_us() + next.wait_us;
+        lane.hold_until_us = next.holds_against_wakes ? lane.due_us : 0;
+    }
+    lane.holder = -1;
+    slot_.lane = -1;
+}
+
+} // namespace outbox_relay::worker

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "http/curl_transport.hpp"
+#include "store/outbox.hpp"
+#include "store/route.hpp"
+#include "worker/host.hpp"
+#include "worker/lanes.hpp"
+
+namespace outbox_relay::worker {
+
+/// What a worker keeps of a route between its passes: the parsed row, connections, statements.
+struct LaneWork {
+    store::Route route;
+    int lane = -1;
+    std::uint32_t generation = 0;
+    std::unique_ptr<http::CurlTransport> transport;
+    std::int64_t transport_connections = 0;
+    store::OutboxPlans plans;
+};
+
+/// A relay worker of one database: takes the most overdue due lane, runs its tick, sleeps when none
+/// is due. worker/README.md has its states.
+class Relay {
+  public:
+    explicit Relay(int slot);
+
+    /// Runs until the process has to end; does not return otherwise. The caller exits with 1.
+    void run();
+
+  private:
+    bool may_serve();
+    bool refresh_routes();
+    bool give_up_slot();
+    void adopt_routes(std::vector<store::Route> routes);
+    void place_lane(LaneWork &work);
+    void warn_foreign(const store::Route &route);
+
+    LaneWork *take_due(std::int64_t &next_due_us);
+    void sleep_until(std::int64_t due_us);
+    void tick(LaneWork &work);
+    core::NextTurn pass(LaneWork &work, bool first_of_tick);
+    core::PassSettings pass_settings(const LaneWork &work, const store::Effective &settings,
+                                     bool first_of_tick);
+    http::CurlTransport &transport_of(LaneWork &work, const store::Effective &settings);
+    core::NextTurn committed(LaneWork &work, const store::Effective &settings, const core::PassResult &result,
+                             std::int64_t started_us);
+    core::NextTurn failed(LaneWork &work, const store::Effective &settings, const pg::Error &error,
+                          std::int64_t started_us);
+    void release(LaneWork &work, const core::NextTurn &next);
+    void serve_signals();
+    double uniform();
+
+    const int slot_index_;
+    WorkerSlot &slot_;
+    std::mt19937_64 random_;
+    std::map<std::string, LaneWork> work_;
+    std::string database_; ///< its name, as of the last look at the routes
+    std::vector<std::string> warned_foreign_;
+    std::uint64_t routes_generation_ = 0;
+    std::int64_t checked_us_ = 0;
+};
+
+} // namespace outbox_relay::worker

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "core/uuid.hpp"
+
+namespace outbox_relay::worker {
+
+/// Remembers that rows of this lane were staged in the current transaction: when it commits, the
+/// lane becomes due and an idle worker of this database is woken. A rollback to a savepoint may
+/// leave a spurious wake; PREPARE TRANSACTION wakes nobody (the poll finds the rows). Does nothing
+/// when the library is not preloaded.
+void wake_at_commit(const std::string &route, const std::optional<core::Uuid> &tenant);
+
+/// Remembers that outbox_route changed: at commit the launcher looks at this database again and its
+/// workers read the routes anew. Does nothing when the library is not preloaded.
+void poke_at_commit();
+
+} // namespace outbox_relay::worker
