@@ -6,6 +6,7 @@ endpoint's records, and how many rows the outbox still has.
 import json
 import math
 import sys
+from urllib.parse import unquote
 
 
 def percentile(values, share):
@@ -34,7 +35,7 @@ def main(committed_path, rolled_back_path, records_path, left):
             note = f"{latency:.2f} ms"
         if record["complete"] and record["acked"]:
             arrived[event] = arrived.get(event, 0) + 1
-        print(f"{event:36}  {headers.get('ce-type', ''):14}  {headers.get('forze_key', ''):10}  {note}")
+        print(f"{event:36}  {headers.get('ce-type', ''):14}  {unquote(headers.get('forze_key', '')):10}  {note}")
 
     lost = set(committed) - set(arrived)
     invented = set(arrived) - set(committed)

@@ -28,39 +28,49 @@ scratch_begin() {
     export OUTBOX_RELAY_SCRATCH=$scratch
 }
 
-# Prints the processes that run a program out of $scratch or have been started by process $1, children first.
+# scratch_processes: sets $processes to those that run a program out of $scratch or descend from this script.
 scratch_processes() {
-    local child exe
-    for child in $(ps -o pid= --ppid "$1"); do
-        scratch_processes "$child"
-        echo "$child"
+    local pid candidates
+    candidates=$(
+        find /proc -maxdepth 2 -path '/proc/[0-9]*/exe' -lname "$scratch/*" 2>/dev/null | cut -d/ -f3
+        ps -eo pid=,ppid=,stat= | awk -v top="$scratch_owner" '
+            $3 !~ /^Z/ {parent[$1] = $2}
+            END {for (pid in parent) for (p = parent[pid]; p in parent; p = parent[p]) if (p == top) {print pid; break}}'
+    )
+    processes=()
+    # What only made the list is gone by now.
+    for pid in $(sort -un <<<"$candidates"); do
+        ! kill -0 "$pid" 2>/dev/null || processes+=("$pid")
     done
-    [ "$1" = "$scratch_owner" ] || return 0
-    for exe in /proc/[0-9]*/exe; do
-        case $(readlink "$exe" 2>/dev/null) in
-        "$scratch"/*) basename "${exe%/exe}" ;;
-        esac
+}
+
+# scratch_signal: asks $processes to end. A postmaster by SIGQUIT, for SIGTERM lets it wait for its clients.
+scratch_signal() {
+    local pid
+    for pid in "${processes[@]}"; do
+        case $(readlink "/proc/$pid/exe") in
+        */postgres) kill -QUIT "$pid" ;;
+        *) kill -TERM "$pid" ;;
+        esac 2>/dev/null || true
     done
 }
 
 # scratch_end: stops what still runs, removes the folder. Runs at every exit.
 scratch_end() {
-    local status=$? tries=0 pids
+    local status=$? tries directory
     trap - EXIT
     trap '' INT TERM HUP
     [ "$BASHPID" = "$scratch_owner" ] || exit "$status"
     for directory in "$scratch"/*/data; do
         [ ! -f "$directory/postmaster.pid" ] || cluster_stop "${directory%/data}" immediate || true
     done
-    pids=$(scratch_processes "$scratch_owner")
-    # SIGQUIT, not SIGKILL: a postmaster takes its shared memory along.
-    [ -z "$pids" ] || kill -QUIT $pids 2>/dev/null || true
-    while [ $tries -lt 100 ] && pids=$(scratch_processes "$scratch_owner" | while read -r pid; do
-        kill -0 "$pid" 2>/dev/null && echo "$pid"
-    done) && [ -n "$pids" ]; do
-        [ $tries -ne 50 ] || kill -KILL $pids 2>/dev/null || true
+    scratch_processes
+    scratch_signal
+    for ((tries = 0; tries < 100; tries++)); do
+        scratch_processes
+        [ ${#processes[@]} != 0 ] || break
+        [ $tries != 50 ] || kill -KILL "${processes[@]}" 2>/dev/null || true
         sleep 0.1
-        tries=$((tries + 1))
     done
     cd /
     rm -rf "$scratch"

@@ -5,8 +5,10 @@
 #include "core/text.hpp"
 
 #include "pg/guard.hpp"
+#include "pg/transaction.hpp"
 
 extern "C" {
+#include "access/xact.h"
 #include "catalog/namespace.h"
 #include "mb/pg_wchar.h"
 }
@@ -20,8 +22,8 @@ bool is_ascii(std::string_view bytes) {
                        [](char c) { return static_cast<unsigned char>(c) < 0x80; });
 }
 
-/// Converts without raising; nothing unless every byte was converted.
-std::optional<std::string> convert(std::string_view bytes, int from, int to) {
+/// Converts without raising; nothing unless every byte was converted. In a transaction.
+std::optional<std::string> convert_in_transaction(std::string_view bytes, int from, int to) {
     const Oid procedure = pg::guard([from, to] { return FindDefaultConversionProc(from, to); });
     if (!OidIsValid(procedure))
         return std::nullopt;
@@ -37,6 +39,22 @@ std::optional<std::string> convert(std::string_view bytes, int from, int to) {
         return std::nullopt;
     target.resize(target.find('\0'));
     return target;
+}
+
+/// The same from anywhere: a worker also names routes and errors between its transactions, and the
+/// catalog that knows the conversion can't be read there.
+std::optional<std::string> convert(std::string_view bytes, int from, int to) {
+    if (IsTransactionState())
+        return convert_in_transaction(bytes, from, to);
+    pg::start_transaction();
+    try {
+        std::optional<std::string> converted = convert_in_transaction(bytes, from, to);
+        pg::commit_transaction();
+        return converted;
+    } catch (...) {
+        pg::abort_transaction();
+        throw;
+    }
 }
 
 } // namespace
