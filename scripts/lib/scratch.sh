@@ -15,6 +15,7 @@ scratch_begin() {
     fi
     if [ -n "${OUTBOX_RELAY_SCRATCH:-}" ]; then
         scratch=$OUTBOX_RELAY_SCRATCH
+        cd "$scratch"
         return
     fi
     scratch_owner=$BASHPID
@@ -26,6 +27,8 @@ scratch_begin() {
     mkdir -p "$scratch/home"
     [ -z "$server_user" ] || chown "$server_user": "$scratch" "$scratch/home"
     export OUTBOX_RELAY_SCRATCH=$scratch
+    # The checkout may be closed to the server's user, whose programs want to come back to where they were called.
+    cd "$scratch"
 }
 
 # scratch_processes: sets $processes to those that run a program out of $scratch or descend from this script.
@@ -50,6 +53,8 @@ scratch_signal() {
     for pid in "${processes[@]}"; do
         case $(readlink "/proc/$pid/exe") in
         */postgres) kill -QUIT "$pid" ;;
+        # Ends with what it runs, and would otherwise say so.
+        */runuser) ;;
         *) kill -TERM "$pid" ;;
         esac 2>/dev/null || true
     done

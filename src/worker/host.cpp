@@ -1,8 +1,11 @@
 #include "worker/host.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+
+#include <sys/resource.h>
 
 #include "worker/fault.hpp"
 
@@ -76,6 +79,14 @@ bool database_wants_us_gone() {
         (void)LockRelease(&tag, RowExclusiveLock, true);
         return false;
     });
+}
+
+std::int64_t most_requests_in_flight() {
+    constexpr std::int64_t kEnough = 1'000'000;
+    rlimit files{};
+    if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == RLIM_INFINITY)
+        return kEnough;
+    return std::clamp<std::int64_t>(static_cast<std::int64_t>(files.rlim_cur / 2), 1, kEnough);
 }
 
 void show_phase(WorkerSlot &slot, Phase phase) {

@@ -28,6 +28,11 @@ bool server_is_stopping();
 /// with being connected (DROP, RENAME, SET TABLESPACE, as a TEMPLATE).
 bool database_wants_us_gone();
 
+/// How many requests this process can have in flight: half of the files that it may open. The other half
+/// is for the server's files and for what a resolver opens. A request beyond that would only be refused by
+/// our own kernel and be taken for a failure of the endpoint.
+std::int64_t most_requests_in_flight();
+
 /// The pass's view of the relay worker: interrupts, phases, fault points.
 class WorkerHost : public core::PassHost {
   public:

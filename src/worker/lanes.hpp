@@ -48,8 +48,9 @@ struct Lane {
     std::int64_t due_us;
     std::int64_t hold_until_us; ///< wakes do not make it due before this
     core::LaneHealth health;
-    bool breaker_open;   ///< the next pass is a probe of one row
-    std::uint32_t turns; ///< passes begun, for what alternates from pass to pass
+    core::LanePolicy policy; ///< of its last pass, for one whose worker dies in it
+    bool breaker_open;       ///< the next pass is a probe of one row
+    std::uint32_t turns;     ///< passes begun, for what alternates from pass to pass
 
     int remembered_chunk; ///< memory.cpp's chain, -1: none
     std::uint32_t remembered_rows;

@@ -54,11 +54,13 @@ struct DatabaseRow {
 class Launcher {
   public:
     void run() {
+        const std::uint32_t wait_event =
+            pg::guard([] { return pg::compat::wait_event("OutboxRelayLauncher"); });
         while (true) {
             const long wait_ms = static_cast<long>(turn_us() / 1000) + 1;
-            pg::guard([wait_ms] {
+            pg::guard([wait_ms, wait_event] {
                 (void)WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, wait_ms,
-                                PG_WAIT_EXTENSION);
+                                wait_event);
                 ResetLatch(MyLatch);
                 CHECK_FOR_INTERRUPTS();
                 if (ConfigReloadPending) {

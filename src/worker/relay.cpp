@@ -8,6 +8,7 @@
 #include "worker/memory.hpp"
 
 #include "pg/clock.hpp"
+#include "pg/compat.hpp"
 #include "pg/guard.hpp"
 #include "pg/transaction.hpp"
 #include "store/encoding.hpp"
@@ -55,13 +56,20 @@ core::LanePolicy policy_of(const store::Effective &settings) {
     return {settings.interval_ms * 1000, settings.retry_max_backoff_ms * 1000};
 }
 
+/// An answer's text stays out of the log: endpoints like to send back what they were sent.
+const std::string &loggable(const core::PassResult &result) {
+    return result.error_class.starts_with("HTTP ") ? result.error_class : result.error;
+}
+
 void log_line(const std::string &message) {
     pg::report_at(LOG, {ERRCODE_SUCCESSFUL_COMPLETION, message});
 }
 
 } // namespace
 
-Relay::Relay(int slot) : slot_index_(slot), slot_(worker_at(slot)), random_(seed()) {}
+Relay::Relay(int slot)
+    : slot_index_(slot), slot_(worker_at(slot)), random_(seed()),
+      wait_event_(pg::guard([] { return pg::compat::wait_event("OutboxRelayIdle"); })) {}
 
 double Relay::uniform() {
     return std::uniform_real_distribution<double>(0.0, 1.0)(random_);
@@ -87,7 +95,7 @@ bool Relay::may_serve() {
     const bool look = now_us - checked_us_ >= kLookEvery_us;
     if (look) {
         checked_us_ = now_us;
-        if (database_wants_us_gone() || !settings::parameters.enabled)
+        if (database_wants_us_gone() || !settings::parameters.enabled || is_one_too_many())
             return false;
         for (auto &[name, work] : work_)
             if (work.transport && work.transport->is_idle_too_long(kIdleConnections_ms))
@@ -102,6 +110,16 @@ bool Relay::may_serve() {
     if (routes_generation_ == store::routes_generation() && !poked)
         return true;
     return refresh_routes() || !give_up_slot();
+}
+
+/// True when outbox_relay.workers was lowered and as many as it allows have slots before ours.
+bool Relay::is_one_too_many() const {
+    LockedLanes locked(LW_SHARED);
+    int before = 0;
+    for (int i = 0; i < slot_index_; ++i)
+        if (worker_at(i).used && worker_at(i).database == MyDatabaseId)
+            ++before;
+    return before >= settings::parameters.workers;
 }
 
 /// Reads outbox_route anew; false when nothing here is to be relayed.
@@ -258,10 +276,10 @@ void Relay::sleep_until(std::int64_t due_us) {
     const std::int64_t wait_us = due_us - pg::monotonic_us();
     if (wait_us > 0) {
         const long wait_ms = static_cast<long>((wait_us + 999) / 1000);
-        pg::guard([wait_ms] {
+        const std::uint32_t wait_event = wait_event_;
+        pg::guard([wait_ms, wait_event] {
             pgstat_report_activity(STATE_IDLE, nullptr);
-            (void)WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, wait_ms,
-                            PG_WAIT_EXTENSION);
+            (void)WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, wait_ms, wait_event);
         });
     }
     pg_atomic_write_u32(&slot_.waiting, 0);
@@ -298,7 +316,9 @@ core::NextTurn Relay::pass(LaneWork &work, bool first_of_tick) {
     // Rows that commit from here on wake the lane again; those before are seen by the claim.
     (void)pg_atomic_exchange_u64(&lane.wake_us, 0);
     const std::uint32_t turn = lane.turns++;
-    const store::Effective settings = store::effective(work.route);
+    store::Effective settings = store::effective(work.route);
+    settings.concurrency = std::min(settings.concurrency, most_requests_in_flight());
+    lane.policy = policy_of(settings);
     const std::int64_t started_us = pg::monotonic_us();
     try {
         http::CurlTransport &transport = transport_of(work, settings);
@@ -419,7 +439,7 @@ core::NextTurn Relay::committed(LaneWork &work, const store::Effective &settings
         }
     }
     if (new_trouble)
-        log_line("route \"" + work.route.name + "\": " + store::from_utf8(result.error));
+        log_line("route \"" + work.route.name + "\": " + store::from_utf8(loggable(result)));
     if (recovered)
         log_line("route \"" + work.route.name + "\" relays again");
     return next;

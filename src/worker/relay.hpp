@@ -36,6 +36,7 @@ class Relay {
 
   private:
     bool may_serve();
+    bool is_one_too_many() const;
     bool refresh_routes();
     bool give_up_slot();
     void adopt_routes(std::vector<store::Route> routes);
@@ -60,6 +61,7 @@ class Relay {
     const int slot_index_;
     WorkerSlot &slot_;
     std::mt19937_64 random_;
+    const std::uint32_t wait_event_;
     std::map<std::string, LaneWork> work_;
     std::string database_; ///< its name, as of the last look at the routes
     std::vector<std::string> warned_foreign_;

@@ -2,7 +2,6 @@
 /// and leaves the slot and its lane in order however it ends.
 
 #include "core/lane.hpp"
-#include "settings/settings.hpp"
 #include "worker/host.hpp"
 #include "worker/lanes.hpp"
 #include "worker/relay.hpp"
@@ -35,10 +34,7 @@ void give_lane_back(Lane &lane) noexcept {
         lane.due_us = 0;
         return;
     }
-    core::LanePolicy policy;
-    policy.interval_us = static_cast<std::int64_t>(settings::parameters.interval_ms) * 1000;
-    policy.max_backoff_us = static_cast<std::int64_t>(settings::parameters.retry_max_backoff_ms) * 1000;
-    const core::NextTurn next = core::after_failure(lane.health, policy);
+    const core::NextTurn next = core::after_failure(lane.health, lane.policy);
     ++lane.counters.failed_passes;
     lane.state = LaneState::backoff;
     lane.due_us = pg::monotonic_us() + next.wait_us;

@@ -190,6 +190,9 @@ subtest 'last_error is clean and bounded' => sub {
         'no control characters');
     is(value($node, "SELECT last_error ~ '^HTTP 500: .*[.]{3}\$' AND octet_length(last_error) <= 500 FROM $big"), 't',
         'bounded');
+    my $log = log_since($node, 0);
+    like($log, qr/route "big": HTTP 500\n/, 'the log says what happened');
+    unlike($log, qr/out of order|xxxx/, 'and nothing of what the endpoint said: it may have been our payload');
 };
 
 # B-14, the classes that count as an attempt

@@ -6,6 +6,7 @@ use warnings;
 use FindBin;
 use lib "$FindBin::Bin/lib";
 use List::Util qw(max);
+use POSIX ();
 use Test::More;
 use Time::HiRes qw(time);
 use OutboxRelay::Endpoint;
@@ -35,7 +36,7 @@ sub cpu_seconds
     open(my $file, '<', "/proc/$pid/stat") or return;
     my ($fields) = <$file> =~ /\) (.*)/;
     my @fields = split ' ', $fields;
-    return ($fields[11] + $fields[12]) / 100;
+    return ($fields[11] + $fields[12]) / POSIX::sysconf(POSIX::_SC_CLK_TCK());
 }
 
 # B-15
@@ -51,7 +52,7 @@ subtest 'one row that always times out' => sub {
     my $all_good_after = time() - $started;
     wait_empty($node, $table);
     is(value($node, "SELECT event_id, status, attempts FROM $table"), "$bad|failed|3", 'counted each time, then parked');
-    is(scalar($e->inflight), 4, 'tried four times');
+    is(scalar(grep { $_->{event_id} eq $bad } deliveries()), 4, 'tried four times');
     cmp_ok($all_good_after, '<', 4, 'the good ones did not wait for it');
     my $lane = lane($node, 'poison');
     is_deeply([ @$lane{qw(published retried failed failed_passes)} ], [ 300, 3, 1, 0 ], 'counted so');
@@ -134,15 +135,13 @@ subtest 'routes of one table do not share their fate' => sub {
 
 # B-19
 subtest 'one broken route among twenty, from the start of the server on' => sub {
-    $node->safe_psql('postgres', 'CREATE ROLE shop');
     for my $number (1 .. 20)
     {
         my $table = "app.many$number";
-        make_outbox($node, 'postgres', $table, $number == 13 ? (owner => 'shop') : ());
+        make_outbox($node, 'postgres', $table);
         create_route($node, "many$number", $table, $e->url, interval => '200ms', retry_max_backoff => '1min');
     }
-    $node->safe_psql('postgres', 'ALTER TABLE app.many13 ALTER attempts TYPE text; ALTER SCHEMA app OWNER TO CURRENT_USER');
-    my $offset = log_offset($node);
+    $node->safe_psql('postgres', 'ALTER TABLE app.many13 ALTER attempts TYPE text');
     $node->restart;
     my @ids = map { (insert_rows($node, "app.many$_", "many$_", 1))[0] } 1 .. 20;
     $e->wait_for_count(19, of => 'acked');
@@ -151,9 +150,6 @@ subtest 'one broken route among twenty, from the start of the server on' => sub 
     my $lane = wait_lane($node, 'many13', "state = 'backoff' AND consecutive_failures > 1");
     like($lane->{last_error}, qr/many13.*attempts/, 'the view says which and why');
     cmp_ok($lane->{due_at}, '>', $lane->{last_error_at}, 'when it was, and when it is tried again');
-    my @starts = log_since($node, $offset) =~ /(outbox_relay worker.*exited)/g;
-    # (The worker of template-made databases without a route leaves; those of this one stay.)
-    cmp_ok(scalar(worker_pids($node, 'postgres')), '<=', 4, 'workers');
     my @pids = worker_pids($node, 'postgres');
     wait_passes($node, 'many1', 5);
     is_deeply([ grep { my $pid = $_; !grep { $_ == $pid } worker_pids($node, 'postgres') } @pids ], [], 'and none of them dies of it');

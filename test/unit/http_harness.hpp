@@ -1,6 +1,7 @@
 #pragma once
 
 #include "http/curl_transport.hpp"
+#include "scripted_server.hpp"
 
 #include <string>
 #include <utility>
@@ -37,6 +38,37 @@ inline core::Reply exchange(core::Transport &transport, core::Request request,
 /// The test of spec.md, section 6.
 inline bool is_published(const core::Reply &reply) {
     return reply.header_complete && reply.uploaded && reply.status / 100 == 2;
+}
+
+inline const std::string kOk = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+
+/// Answers every request of a connection with the same bytes.
+inline ScriptedServer::Script always(std::string answer) {
+    return [answer](Connection &connection) {
+        ReceivedRequest request;
+        while (connection.read_request(request) && connection.send(answer))
+            ;
+    };
+}
+
+/// Reads one request, sends these bytes, and keeps the connection until the client closes it.
+inline ScriptedServer::Script once_then_silent(std::string answer) {
+    return [answer](Connection &connection) {
+        ReceivedRequest request;
+        if (connection.read_request(request) && connection.send(answer))
+            connection.wait_for_close();
+    };
+}
+
+/// Reads one request, sends `start`, then `more` for as long as the client takes it.
+inline ScriptedServer::Script endless(std::string start, std::string more) {
+    return [start, more](Connection &connection) {
+        ReceivedRequest request;
+        if (!connection.read_request(request) || !connection.send(start))
+            return;
+        while (connection.send(more))
+            ;
+    };
 }
 
 } // namespace outbox_relay::test
