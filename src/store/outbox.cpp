@@ -582,6 +582,9 @@ void ConsumeStore::commit() {
 }
 
 void ConsumeStore::rollback() noexcept {
+    // Made anew: a statement that a rule turned into nothing depends on no table, so the server would
+    // not notice that the rule is gone.
+    plans_ = OutboxPlans();
     try {
         pg::abort_transaction();
     } catch (...) {
