@@ -34,11 +34,11 @@ TriggerData *trigger_data(FunctionCallInfo fcinfo) {
     auto *data = reinterpret_cast<TriggerData *>(fcinfo->context);
     if (!CALLED_AS_TRIGGER(fcinfo) || !TRIGGER_FIRED_AFTER(data->tg_event) ||
         TRIGGER_FIRED_FOR_ROW(data->tg_event) || !TRIGGER_FIRED_BY_INSERT(data->tg_event))
-        pg::raise(
-            {ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED,
-             "outbox_wake must be fired after INSERT for each statement", "",
-             "CREATE TRIGGER … AFTER INSERT ON … REFERENCING NEW TABLE AS staged FOR EACH STATEMENT EXECUTE "
-             "FUNCTION outbox_wake()."});
+        pg::raise({ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED,
+                   "outbox_wake must be fired after INSERT for each statement", "",
+                   "CREATE TRIGGER name AFTER INSERT ON table REFERENCING NEW TABLE AS staged FOR EACH "
+                   "STATEMENT EXECUTE "
+                   "FUNCTION outbox_wake()."});
     return data;
 }
 
