@@ -4,6 +4,7 @@
 #include <cstring>
 #include <optional>
 
+#include "core/url_template.hpp"
 #include "settings/settings.hpp"
 #include "worker/memory.hpp"
 
@@ -355,6 +356,7 @@ core::PassSettings Relay::pass_settings(const LaneWork &work, const store::Effec
     pass.request_timeout_us = settings.request_timeout_ms * 1000;
     pass.connect_timeout_us = settings.connect_timeout_ms * 1000;
     pass.key_order = route.ordering == store::Ordering::key;
+    pass.refusals_are_the_rows_own = core::has_placeholders(route.url);
     pass.reclaim = first_of_tick && settings.reclaim_stale_after_ms > 0;
     pass.breaker_threshold = static_cast<std::uint32_t>(settings.breaker_threshold);
     pass.publish_failures = lane.health.publish_failures;
