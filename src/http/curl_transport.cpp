@@ -183,7 +183,13 @@ void CurlTransport::drop_idle() {
         return;
     const SignalBlock block;
     idle_.clear();
+    connections_dropped_ = connections_made_;
     open();
+}
+
+std::size_t CurlTransport::connections_open() const {
+    return std::min<std::uint64_t>(connections_made_ - connections_dropped_,
+                                   static_cast<std::uint64_t>(settings_.max_connections));
 }
 
 } // namespace outbox_relay::http

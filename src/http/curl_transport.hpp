@@ -56,6 +56,9 @@ class CurlTransport final : public core::Transport {
     /// then nothing is closed.
     void drop_idle();
 
+    /// Connections that may be open now, at most.
+    std::size_t connections_open() const;
+
     /// Connections made since the transport was built: requests minus this were on kept ones.
     std::uint64_t connections_made() const { return connections_made_; }
 
@@ -80,6 +83,7 @@ class CurlTransport final : public core::Transport {
     std::vector<core::Reply> refused_; ///< never reached libcurl; handed out by the next poll
     bool body_awaited_ = false;        ///< an active transfer has its header block and lacks its body
     std::uint64_t connections_made_ = 0;
+    std::uint64_t connections_dropped_ = 0; ///< made before the last drop_idle()
     std::int64_t last_used_us_ = 0;
 };
 

@@ -10,6 +10,7 @@ extern "C" {
 #include "access/htup_details.h"
 #include "access/table.h"
 #include "catalog/pg_db_role_setting.h"
+#include "common/hashfn.h"
 #include "storage/proc.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
@@ -47,8 +48,9 @@ void take(Configured *configured, const char *setting) {
     }
 }
 
-/// Reads the settings of one (database, role) pair. C regime.
-void read_pair(Relation relation, Oid database, Oid role, Configured *configured) {
+/// Calls `visit` with each setting ("name=value") of one (database, role) pair. C regime.
+template <class Visit>
+void each_setting(Relation relation, Oid database, Oid role, Visit &&visit) {
     ScanKeyData keys[2];
     ScanKeyInit(&keys[0], Anum_pg_db_role_setting_setdatabase, BTEqualStrategyNumber, F_OIDEQ,
                 ObjectIdGetDatum(database));
@@ -67,7 +69,7 @@ void read_pair(Relation relation, Oid database, Oid role, Configured *configured
         deconstruct_array(DatumGetArrayTypeP(value), TEXTOID, -1, false, TYPALIGN_INT, &elements, nullptr,
                           &count);
         for (int i = 0; i < count; ++i)
-            take(configured, TextDatumGetCString(elements[i]));
+            visit(TextDatumGetCString(elements[i]));
     }
     systable_endscan(scan);
 }
@@ -76,11 +78,12 @@ void read_pair(Relation relation, Oid database, Oid role, Configured *configured
 Configured read_configured(Oid owner) {
     return pg::guard([owner] {
         Configured configured;
+        const auto note = [&configured](const char *setting) { take(&configured, setting); };
         Relation relation = table_open(DbRoleSettingRelationId, AccessShareLock);
-        read_pair(relation, MyDatabaseId, owner, &configured);
-        read_pair(relation, InvalidOid, owner, &configured);
-        read_pair(relation, MyDatabaseId, InvalidOid, &configured);
-        read_pair(relation, InvalidOid, InvalidOid, &configured);
+        each_setting(relation, MyDatabaseId, owner, note);
+        each_setting(relation, InvalidOid, owner, note);
+        each_setting(relation, MyDatabaseId, InvalidOid, note);
+        each_setting(relation, InvalidOid, InvalidOid, note);
         table_close(relation, AccessShareLock);
         return configured;
     });
@@ -105,6 +108,24 @@ Limits limits_for(Oid owner, const Effective &settings) {
     limits.idle_ms = strictest(settings.pass_deadline_ms + settings.pass_statement_timeout_ms,
                                configured.ms[2], IdleInTransactionSessionTimeout);
     return limits;
+}
+
+std::uint64_t configured_parameters() {
+    return pg::guard([] {
+        static constexpr char kPrefix[] = "outbox_relay.";
+        std::uint64_t sum = 0;
+        const auto add = [&sum](const char *setting) {
+            if (pg_strncasecmp(setting, kPrefix, sizeof(kPrefix) - 1) == 0)
+                sum =
+                    hash_combine64(sum, hash_bytes_extended(reinterpret_cast<const unsigned char *>(setting),
+                                                            static_cast<int>(std::strlen(setting)), 0));
+        };
+        Relation relation = table_open(DbRoleSettingRelationId, AccessShareLock);
+        each_setting(relation, MyDatabaseId, InvalidOid, add);
+        each_setting(relation, InvalidOid, InvalidOid, add);
+        table_close(relation, AccessShareLock);
+        return sum;
+    });
 }
 
 } // namespace outbox_relay::store

@@ -17,4 +17,9 @@ struct Limits {
 /// session already has … stays in force".) Needs a transaction.
 Limits limits_for(Oid owner, const Effective &settings);
 
+/// A number that changes when ALTER DATABASE or ALTER ROLE ALL changes a parameter of ours for this
+/// database. The server applies those to new sessions only: a worker that sees another number than
+/// at its start makes place for a new one. Needs a transaction.
+std::uint64_t configured_parameters();
+
 } // namespace outbox_relay::store

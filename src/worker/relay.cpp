@@ -96,7 +96,8 @@ bool Relay::may_serve() {
     const bool look = now_us - checked_us_ >= kLookEvery_us;
     if (look) {
         checked_us_ = now_us;
-        if (database_wants_us_gone() || !settings::parameters.enabled || is_one_too_many())
+        if (database_wants_us_gone() || !settings::parameters.enabled || is_one_too_many() ||
+            parameters_changed())
             return false;
         for (auto &[name, work] : work_)
             if (work.transport && work.transport->is_idle_too_long(kIdleConnections_ms))
@@ -121,6 +122,16 @@ bool Relay::is_one_too_many() const {
         if (worker_at(i).used && worker_at(i).database == MyDatabaseId)
             ++before;
     return before >= settings::parameters.workers;
+}
+
+/// True when ALTER DATABASE changed a parameter since this session began: a new session has it.
+bool Relay::parameters_changed() {
+    pg::start_transaction();
+    const std::uint64_t now = store::configured_parameters();
+    pg::commit_transaction();
+    if (!configured_parameters_)
+        configured_parameters_ = now;
+    return *configured_parameters_ != now;
 }
 
 /// Reads outbox_route anew; false when nothing here is to be relayed.
@@ -323,6 +334,7 @@ core::NextTurn Relay::pass(LaneWork &work, bool first_of_tick) {
     const std::int64_t started_us = pg::monotonic_us();
     try {
         http::CurlTransport &transport = transport_of(work, settings);
+        make_room(work, settings.concurrency);
         WorkerHost host(slot_, lane);
         host.watch(&transport);
         ServerClock clock;
@@ -382,6 +394,20 @@ core::PassSettings Relay::pass_settings(const LaneWork &work, const store::Effec
     envelope.headers = route.headers;
     envelope.user_agent = "outbox_relay/" OUTBOX_RELAY_VERSION;
     return pass;
+}
+
+/// Closes other lanes' kept connections when theirs and this lane's could use up the descriptors of the
+/// process.
+void Relay::make_room(const LaneWork &work, std::int64_t connections) {
+    std::int64_t open = connections;
+    for (const auto &[name, other] : work_)
+        if (&other != &work && other.transport)
+            open += static_cast<std::int64_t>(other.transport->connections_open());
+    if (open <= most_requests_in_flight())
+        return;
+    for (auto &[name, other] : work_)
+        if (&other != &work && other.transport)
+            other.transport->drop_idle();
 }
 
 http::CurlTransport &Relay::transport_of(LaneWork &work, const store::Effective &settings) {

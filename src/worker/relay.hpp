@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -37,6 +38,7 @@ class Relay {
   private:
     bool may_serve();
     bool is_one_too_many() const;
+    bool parameters_changed();
     bool refresh_routes();
     bool give_up_slot();
     void adopt_routes(std::vector<store::Route> routes);
@@ -49,6 +51,7 @@ class Relay {
     core::NextTurn pass(LaneWork &work, bool first_of_tick);
     core::PassSettings pass_settings(const LaneWork &work, const store::Effective &settings,
                                      bool first_of_tick);
+    void make_room(const LaneWork &work, std::int64_t connections);
     http::CurlTransport &transport_of(LaneWork &work, const store::Effective &settings);
     core::NextTurn committed(LaneWork &work, const store::Effective &settings, const core::PassResult &result,
                              std::int64_t started_us);
@@ -63,7 +66,8 @@ class Relay {
     std::mt19937_64 random_;
     const std::uint32_t wait_event_;
     std::map<std::string, LaneWork> work_;
-    std::string database_; ///< its name, as of the last look at the routes
+    std::optional<std::uint64_t> configured_parameters_; ///< as of the first look
+    std::string database_;                               ///< its name, as of the last look at the routes
     std::vector<std::string> warned_foreign_;
     std::uint64_t routes_generation_ = 0;
     std::int64_t checked_us_ = 0;

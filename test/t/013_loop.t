@@ -301,6 +301,25 @@ subtest 'statistics' => sub {
     is_deeply([ @{ lane($node, 'seen') }{qw(passes claimed published bytes_published)} ], [ 0, 0, 0, 0 ], 'reset');
 };
 
+subtest 'ALTER DATABASE reaches the workers' => sub {
+    make_outbox($node, 'postgres', 'app.altered');
+    create_route($node, 'altered', 'app.altered', $e->url, interval => '100ms');
+    wait_for_worker($node, 'postgres');
+    $node->safe_psql('postgres', 'ALTER DATABASE postgres SET outbox_relay.max_claim_rows = 3');
+    wait_until(
+        sub {
+            insert_rows($node, 'app.altered', 'altered', 12);
+            my $before = lane($node, 'altered');
+            wait_empty($node, 'app.altered', all => 1);
+            my $after = lane($node, 'altered');
+            my $passes = $after->{passes} - $before->{passes};
+            $passes >= 4;
+        },
+        what => 'passes of three rows', timeout => 20);
+    pass('without a restart of the server');
+    $node->safe_psql('postgres', 'ALTER DATABASE postgres RESET outbox_relay.max_claim_rows');
+};
+
 # LOOP-01, LOOP-10
 subtest 'stop and start of the server' => sub {
     my $table = table_and_route('restart', url => $e->url('/script/restart'), interval => '1h', concurrency => 1,
