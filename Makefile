@@ -5,13 +5,14 @@
 #   bench     bench/relay: the relay beside a bare libcurl loop
 #   unit      builds and runs the unit tests, no server needed
 #   sanitize  the same under ASan and UBSan
+#   fuzz      libFuzzer on what takes input from rows and endpoints, FUZZ_SECONDS (60) a target
 #   format    clang-format over the tree
 #
 # Options.  FAULT_POINTS=1: with the test-only fault points.  ERROR_ON_WARNING=0: warnings do not stop the build.
 # Out of tree, so that variants do not clash: make -C build/X -f $PWD/Makefile VPATH=$PWD (what scripts/build does).
 
 root := $(patsubst %/,%,$(dir $(lastword $(MAKEFILE_LIST))))
-own_goals := check demo bench unit sanitize format
+own_goals := check demo bench unit sanitize fuzz format
 
 ifneq (,$(filter $(own_goals),$(MAKECMDGOALS)))
 
@@ -21,7 +22,7 @@ $(error run $(filter $(own_goals),$(MAKECMDGOALS)) and $(filter-out $(own_goals)
 endif
 
 .PHONY: $(own_goals)
-check demo format:
+check demo fuzz format:
 	+@$(root)/scripts/$@
 bench:
 	+@$(root)/bench/relay
