@@ -8,7 +8,7 @@
 #   fuzz      libFuzzer on what takes input from rows and endpoints, FUZZ_SECONDS (60) a target
 #   format    clang-format over the tree
 #
-# Options.  FAULT_POINTS=1: with the test-only fault points.  ERROR_ON_WARNING=0: warnings do not stop the build.
+# Options.  FAULT_POINTS=1: with the test-only fault points.  SANITIZE=1: with ASan and UBSan.  ERROR_ON_WARNING=0: warnings do not stop the build.
 # Out of tree, so that variants do not clash: make -C build/X -f $PWD/Makefile VPATH=$PWD (what scripts/build does).
 
 root := $(patsubst %/,%,$(dir $(lastword $(MAKEFILE_LIST))))
@@ -64,7 +64,12 @@ ifneq (,$(filter-out 0,$(FAULT_POINTS)))
 PG_CPPFLAGS += -DOUTBOX_RELAY_FAULT_POINTS
 endif
 
-PG_CXXFLAGS := -std=gnu++20 -Wall -Wextra -fvisibility=hidden -fvisibility-inlines-hidden -MMD -MP
+# For a server that runs with the sanitizers' libraries preloaded: scripts/check-sanitized.
+ifneq (,$(filter-out 0,$(SANITIZE)))
+sanitize_flags := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+endif
+
+PG_CXXFLAGS := -std=gnu++20 -Wall -Wextra -fvisibility=hidden -fvisibility-inlines-hidden -MMD -MP $(sanitize_flags)
 ERROR_ON_WARNING ?= 1
 ifneq (0,$(ERROR_ON_WARNING))
 PG_CXXFLAGS += -Werror

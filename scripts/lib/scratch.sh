@@ -4,6 +4,7 @@
 # folder removed. Servers run as an unprivileged user, since Postgres refuses root.
 #
 # Needs $root (the checkout) and lib/find-postgres.sh.
+. "$root/scripts/lib/variants.sh"
 
 # scratch_begin: makes the folder ($scratch) and the traps; inside scripts/check it takes that one's folder.
 scratch_begin() {
@@ -95,7 +96,8 @@ as_server_user() {
 # Sets prefix_bin, prefix_lib. Postgres finds its libraries and files relative to its own programs, so a copy that
 # keeps the folders' places to each other takes the copy's.
 prefix_make() {
-    local variant=$1 prefix=$scratch/prefix-$1 folder
+    local variant=$1 prefix=$scratch/prefix-$1 folder options
+    variant_options "$variant"
     prefix_bin=$prefix$("$PG_CONFIG" --bindir)
     prefix_lib=$prefix$("$PG_CONFIG" --pkglibdir)
     [ ! -e "$prefix/complete" ] || return 0
@@ -106,7 +108,7 @@ prefix_make() {
         cp -RL "$folder/." "$prefix$folder/"
     done
     make -s -C "$root/build/$variant" -f "$root/Makefile" VPATH="$root" PG_CONFIG="$PG_CONFIG" \
-        FAULT_POINTS="$([ "$variant" = fault ] && echo 1 || echo 0)" install DESTDIR="$prefix" >"$scratch/install.log" 2>&1 ||
+        "${options[@]}" install DESTDIR="$prefix" >"$scratch/install.log" 2>&1 ||
         { cat "$scratch/install.log" >&2; echo "installing into the scratch prefix failed" >&2; exit 1; }
     [ -z "$server_user" ] || chown -R "$server_user": "$prefix"
     touch "$prefix/complete"
