@@ -14,6 +14,7 @@ CREATE TABLE outbox_route (
     method text NOT NULL DEFAULT 'POST',
     enabled boolean NOT NULL DEFAULT true,
     storage text NOT NULL DEFAULT 'consume',
+    hlc_ordering boolean NOT NULL DEFAULT false,
     propagate_trace boolean NOT NULL DEFAULT false,
     require_transaction boolean NOT NULL DEFAULT false,
     ordering text NOT NULL DEFAULT 'key',
@@ -57,6 +58,8 @@ COMMENT ON COLUMN outbox_route.enabled IS
     'False pauses the route. Default true.';
 COMMENT ON COLUMN outbox_route.storage IS
     'What becomes of a published row: consume deletes it. Default consume.';
+COMMENT ON COLUMN outbox_route.hlc_ordering IS
+    'True: events are stamped by the hybrid logical clock and claimed by (hlc NULLS LAST, created_at, id), not (created_at, id); needs that column and its index. Default false.';
 COMMENT ON COLUMN outbox_route.propagate_trace IS
     'True: traceparent is staged and forwarded; needs that column. Default false.';
 COMMENT ON COLUMN outbox_route.require_transaction IS
@@ -184,6 +187,82 @@ CREATE FUNCTION outbox_wake() RETURNS trigger
 COMMENT ON FUNCTION outbox_wake() IS
     'Trigger AFTER INSERT FOR EACH STATEMENT on an outbox table: plain INSERT and COPY wake the relay at commit. With REFERENCING NEW TABLE the lanes of the inserted rows, else all of the table''s.';
 -- (staging: end)
+
+----------------------------------------------------------------------------------------------------
+-- The hybrid logical clock
+----------------------------------------------------------------------------------------------------
+
+CREATE FUNCTION hlc_now() RETURNS bigint
+    LANGUAGE c VOLATILE PARALLEL UNSAFE
+    AS 'MODULE_PATHNAME', 'outbox_relay_hlc_now';
+COMMENT ON FUNCTION hlc_now() IS
+    'A new stamp of the server''s hybrid logical clock: milliseconds since 1970 << 16 | logical, larger than every stamp given or merged before. Needs the preload; an error in recovery. With outbox_relay.hlc_checkpoint the transaction advances the mark of outbox_relay.node_key when it commits.';
+
+CREATE FUNCTION hlc_update(stamp bigint) RETURNS bigint
+    LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
+    AS 'MODULE_PATHNAME', 'outbox_relay_hlc_update';
+COMMENT ON FUNCTION hlc_update(bigint) IS
+    'Merges a stamp of another clock and gives a new one above it. Raises 22P02 for a negative stamp, 22008 for one more than outbox_relay.hlc_max_drift (5 min) ahead of the wall clock.';
+
+CREATE FUNCTION hlc_observe(header text) RETURNS bigint
+    LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE
+    AS 'MODULE_PATHNAME', 'outbox_relay_hlc_observe';
+COMMENT ON FUNCTION hlc_observe(text) IS
+    'The same from a forze_hlc or ce-hlc header of a consumed event, which a stranger may have written: malformed or too far ahead, it changes nothing and the result is NULL.';
+
+CREATE FUNCTION hlc_last() RETURNS bigint
+    LANGUAGE c VOLATILE PARALLEL SAFE
+    AS 'MODULE_PATHNAME', 'outbox_relay_hlc_last';
+COMMENT ON FUNCTION hlc_last() IS
+    'The largest stamp that the clock has given or merged since the server started, without giving one; 0: none yet.';
+
+CREATE FUNCTION hlc_pack(ms bigint, logical integer) RETURNS bigint
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
+    AS 'MODULE_PATHNAME', 'outbox_relay_hlc_pack';
+COMMENT ON FUNCTION hlc_pack(bigint, integer) IS
+    'The stamp of these parts: milliseconds since 1970, 0 to 140737488355327, and logical, 0 to 65535.';
+
+CREATE FUNCTION hlc_physical_ms(stamp bigint) RETURNS bigint
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
+    AS 'MODULE_PATHNAME', 'outbox_relay_hlc_physical_ms';
+COMMENT ON FUNCTION hlc_physical_ms(bigint) IS
+    'The milliseconds since 1970 of a stamp.';
+
+CREATE FUNCTION hlc_logical(stamp bigint) RETURNS integer
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
+    AS 'MODULE_PATHNAME', 'outbox_relay_hlc_logical';
+COMMENT ON FUNCTION hlc_logical(bigint) IS
+    'The logical part of a stamp, 0 to 65535.';
+
+CREATE FUNCTION hlc_timestamp(stamp bigint) RETURNS timestamptz
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
+    AS 'MODULE_PATHNAME', 'outbox_relay_hlc_timestamp';
+COMMENT ON FUNCTION hlc_timestamp(bigint) IS
+    'The milliseconds of a stamp as a time.';
+
+CREATE FUNCTION hlc_encode(stamp bigint) RETURNS text
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
+    AS 'MODULE_PATHNAME', 'outbox_relay_hlc_encode';
+COMMENT ON FUNCTION hlc_encode(bigint) IS
+    'A stamp as text, as headers carry it: 15 digits of milliseconds, a dot, 5 digits of the logical part; sorts like the stamp.';
+
+CREATE FUNCTION hlc_parse(encoded text) RETURNS bigint
+    LANGUAGE c IMMUTABLE STRICT PARALLEL SAFE
+    AS 'MODULE_PATHNAME', 'outbox_relay_hlc_parse';
+COMMENT ON FUNCTION hlc_parse(text) IS
+    'The stamp of a text that hlc_encode gave; 22P02 for any other.';
+
+CREATE FUNCTION hlc_checkpoint_advance(mark bigint, node_key text DEFAULT NULL) RETURNS void
+    LANGUAGE c VOLATILE PARALLEL UNSAFE
+    AS 'MODULE_PATHNAME', 'outbox_relay_hlc_checkpoint_advance';
+COMMENT ON FUNCTION hlc_checkpoint_advance(bigint, text) IS
+    'Raises the mark of node_key (default NULL: outbox_relay.node_key) in the table outbox_relay.hlc_checkpoint to at least mark, never lowers it; as the caller, in its transaction. Stamping transactions do this by themselves.';
+
+CREATE FUNCTION hlc_checkpoint_load() RETURNS bigint
+    LANGUAGE c VOLATILE PARALLEL RESTRICTED
+    AS 'MODULE_PATHNAME', 'outbox_relay_hlc_checkpoint_load';
+COMMENT ON FUNCTION hlc_checkpoint_load() IS
+    'The largest mark over all keys of the table outbox_relay.hlc_checkpoint, as the caller sees it; NULL when there is none.';
 
 ----------------------------------------------------------------------------------------------------
 -- Probes and repairs

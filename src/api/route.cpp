@@ -76,7 +76,7 @@ std::string default_owner(const std::string &relation_name) {
 }
 
 store::Needs needs_of(const Route &route) {
-    return {route.propagate_trace, route.reclaim_stale_after_ms.value_or(0) > 0};
+    return {route.hlc_ordering, route.propagate_trace, route.reclaim_stale_after_ms.value_or(0) > 0};
 }
 
 void warn(const store::Finding &finding) {
@@ -118,7 +118,7 @@ void check_rename(const Route &before, const Route &after) {
 
 bool needs_existence_check(const Route &before, const Route &after) {
     return before.relation != after.relation || before.owner != after.owner ||
-           before.propagate_trace != after.propagate_trace ||
+           before.hlc_ordering != after.hlc_ordering || before.propagate_trace != after.propagate_trace ||
            before.reclaim_stale_after_ms != after.reclaim_stale_after_ms;
 }
 

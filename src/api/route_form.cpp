@@ -50,19 +50,11 @@ bool has_control(const std::string &text) {
 }
 
 void check_present(const RouteRow &row) {
-    static constexpr const char *kRequired[] = {"name",
-                                                "relation",
-                                                "url",
-                                                "method",
-                                                "enabled",
-                                                "storage",
-                                                "propagate_trace",
-                                                "require_transaction",
-                                                "ordering",
-                                                "envelope",
-                                                "headers",
-                                                "fail_statuses",
-                                                "max_payload_bytes"};
+    static constexpr const char *kRequired[] = {"name",          "relation",         "url",
+                                                "method",        "enabled",          "storage",
+                                                "hlc_ordering",  "propagate_trace",  "require_transaction",
+                                                "ordering",      "envelope",         "headers",
+                                                "fail_statuses", "max_payload_bytes"};
     for (const char *column : kRequired)
         if (row.is_null(column))
             refuse(row, column, "The value is NULL.",

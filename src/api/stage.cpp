@@ -5,6 +5,7 @@
 #include "api/staging.hpp"
 #include "core/header.hpp"
 #include "settings/settings.hpp"
+#include "worker/hlc.hpp"
 #include "worker/wake.hpp"
 
 #include "pg/entry.hpp"
@@ -163,6 +164,8 @@ Datum outbox_relay_stage(PG_FUNCTION_ARGS) {
         api::check_payload_size(route, PG_GETARG_DATUM(api::kPayload), "");
         std::array<core::Uuid, 4> context_ids;
         api::apply_context(route, event, context_ids);
+        if (route.hlc_ordering)
+            event[store::StageColumn::hlc] = pg::Value(Int64GetDatum(worker::take_stamps(1)));
         const std::optional<core::Uuid> staged = store::stage(route, event);
         if (!staged)
             PG_RETURN_NULL();

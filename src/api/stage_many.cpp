@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "api/staging.hpp"
+#include "worker/hlc.hpp"
 #include "worker/wake.hpp"
 
 #include "pg/entry.hpp"
@@ -181,6 +182,15 @@ class Reader {
     std::vector<std::array<core::Uuid, 4>> context_ids_;
 };
 
+/// Ascending stamps in the order of the events.
+void stamp(std::vector<store::Event> &events) {
+    if (events.empty())
+        return;
+    const std::int64_t first = worker::take_stamps(events.size());
+    for (std::size_t i = 0; i < events.size(); ++i)
+        events[i][Column::hlc] = pg::Value(Int64GetDatum(first + static_cast<std::int64_t>(i)));
+}
+
 } // namespace
 
 } // namespace outbox_relay::api
@@ -200,6 +210,8 @@ Datum outbox_relay_stage_many(PG_FUNCTION_ARGS) {
                        "Give one object for each event, with event_type and payload."});
         api::Reader reader(route, events);
         std::vector<store::Event> read = reader.read();
+        if (route.hlc_ordering)
+            api::stamp(read);
         const std::uint64_t staged = store::stage_many(route, std::move(read));
         if (staged > 0)
             worker::wake_at_commit(route.name, std::nullopt);

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <cstdio>
 
 #include "core/header.hpp"
+#include "core/hlc.hpp"
 #include "core/timestamp.hpp"
 #include "core/url_template.hpp"
 
@@ -18,14 +18,6 @@ namespace {
 /// Longer values are refused: endpoints and proxies bound a header at 8 kB and answer with nonsense.
 constexpr std::size_t kMaxHeaderValue_bytes = 8192;
 constexpr std::size_t kHeaders = 32;
-
-/// An HLC as text: 15 digits of milliseconds, a dot, 5 digits of the logical part; sorts as the value.
-std::string hlc_text(std::int64_t hlc) {
-    std::array<char, 32> text{};
-    const int size = std::snprintf(text.data(), text.size(), "%015lld.%05lld",
-                                   static_cast<long long>(hlc >> 16), static_cast<long long>(hlc & 0xffff));
-    return std::string(text.data(), static_cast<std::size_t>(size));
-}
 
 /// Collects header lines; remembers the first value that can't be one.
 class Lines {
@@ -78,7 +70,7 @@ void add_cloudevents(const EnvelopeSettings &settings, const Row &row, const std
     lines.add_if("ce-tenantid", row.tenant_id);
     lines.add_if("ce-executionid", row.execution_id);
     if (has_hlc(settings, row))
-        lines.add("ce-hlc", hlc_text(*row.hlc));
+        lines.add("ce-hlc", hlc::text(*row.hlc));
 }
 
 void add_forze(const EnvelopeSettings &settings, const Row &row, const std::string &id,
@@ -92,7 +84,7 @@ void add_forze(const EnvelopeSettings &settings, const Row &row, const std::stri
     lines.add_if("forze_execution_id", row.execution_id);
     lines.add_if("forze_tenant_id", row.tenant_id);
     if (has_hlc(settings, row))
-        lines.add("forze_hlc", hlc_text(*row.hlc));
+        lines.add("forze_hlc", hlc::text(*row.hlc));
 }
 
 /// Why the row can't be sent whatever its target; empty when it can.

@@ -118,6 +118,21 @@ Result execute_as(const Context &context, const Plan &plan, std::span<const Valu
     });
 }
 
+Result execute_latest_as(const Context &context, const Plan &plan, std::span<const Value> values) {
+    Parameters parameters(values);
+    return run_as(context, [&] {
+        const Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+        // SPI asks for a snapshot that is active; which one the statement sees is the argument's say.
+        PushActiveSnapshot(snapshot);
+        Result result =
+            finish(SPI_execute_snapshot(plan.get(), parameters.datums.data(), parameters.nulls.data(),
+                                        snapshot, InvalidSnapshot, false, true, 0));
+        PopActiveSnapshot();
+        UnregisterSnapshot(snapshot);
+        return result;
+    });
+}
+
 Result execute(const Plan &plan, std::span<const Value> values, bool read_only, std::uint64_t max_rows) {
     Parameters parameters(values);
     return guard([&] { return run(plan, parameters, read_only, max_rows); });

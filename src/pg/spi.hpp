@@ -64,6 +64,10 @@ void spi_finish();
 Result execute_as(const Context &context, const Plan &plan, std::span<const Value> values, const char *name,
                   std::uint64_t max_rows = 0);
 
+/// The same for a statement that has to see what is committed now, whatever snapshot the transaction
+/// has; nothing of what it sees counts against the transaction's isolation.
+Result execute_latest_as(const Context &context, const Plan &plan, std::span<const Value> values);
+
 /// Runs a kept plan as the current user, in the current context (staging, probes).
 Result execute(const Plan &plan, std::span<const Value> values, bool read_only, std::uint64_t max_rows = 0);
 

@@ -18,6 +18,12 @@ void start_transaction() {
     guard([] {
         SetCurrentStatementStartTimestamp();
         StartTransactionCommand();
+    });
+    fire_triggers_at_once();
+}
+
+void fire_triggers_at_once() {
+    guard([] {
         ConstraintsSetStmt *immediate = makeNode(ConstraintsSetStmt);
         immediate->constraints = NIL;
         immediate->deferred = false;

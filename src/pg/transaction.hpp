@@ -12,6 +12,10 @@ void commit_transaction();
 /// Gets rid of whatever transaction, locks and timers an error left behind. Safe outside of one.
 void abort_transaction();
 
+/// From here to the transaction's end deferrable constraints and triggers are checked and fired at the
+/// end of each statement: nothing of a table's owner is left for the commit.
+void fire_triggers_at_once();
+
 /// True between start_transaction() and its end.
 bool in_transaction();
 

@@ -50,7 +50,7 @@ void define_text(const Text &text) {
                                text.check, nullptr, nullptr);
 }
 
-/// A duration that is also a column of outbox_route.
+/// A duration that a superuser sets, as most columns of outbox_route have one.
 Number duration(const char *name, const char *what, int *variable, int standard, int low) {
     return {name, what, variable, standard, low, kDayMs, PGC_SUSET, GUC_UNIT_MS};
 }
@@ -75,6 +75,24 @@ static bool outbox_relay_check_traceparent(char **value, void **, GucSource) {
     GUC_check_errdetail("The value must be a W3C traceparent, such as "
                         "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01, or empty.");
     return false;
+}
+
+/// The parts of the name are checked when it is used: only then is the encoding known.
+static bool outbox_relay_check_relation(char **value, void **, GucSource) {
+    if (*value == nullptr || **value == '\0' || std::strchr(*value, '.') != nullptr)
+        return true;
+    GUC_check_errdetail("The value must be a table as schema.table, or empty.");
+    return false;
+}
+
+static bool outbox_relay_check_node_key(char **value, void **, GucSource) {
+    const char *text = *value == nullptr ? "" : *value;
+    bool good = *text != '\0' && std::strlen(text) <= 255;
+    for (const char *at = text; *at != '\0' && good; ++at)
+        good = static_cast<unsigned char>(*at) >= ' ' && *at != 0x7f;
+    if (!good)
+        GUC_check_errdetail("The value must be 1 to 255 bytes of text without control characters.");
+    return good;
 }
 
 static bool outbox_relay_check_environment(char **value, void **, GucSource) {
@@ -144,6 +162,19 @@ void define_server_wide(bool preloading) {
                        1024, 16, 65536, PGC_POSTMASTER, 0});
 }
 
+void define_clock() {
+    Parameters &p = parameters;
+    define_text({"outbox_relay.hlc_checkpoint",
+                 "Table with the clock's durable marks, schema.table, one per database; empty: none.",
+                 &p.hlc_checkpoint, "", PGC_SUSET, outbox_relay_check_relation});
+    define_number(duration("outbox_relay.hlc_max_drift",
+                           "How far ahead of the wall clock a merged stamp may be.", &p.hlc_max_drift_ms,
+                           300000, 0));
+    define_text({"outbox_relay.node_key",
+                 "Row of the checkpoint table that this session's stamps advance: few and stable keys.",
+                 &p.node_key, "default", PGC_USERSET, outbox_relay_check_node_key});
+}
+
 void define_context() {
     Parameters &p = parameters;
     define_text({"outbox_relay.tenant_id", "Tenant of the rows staged in this session or transaction.",
@@ -186,6 +217,7 @@ std::string_view trimmed(std::string_view text) {
 void define(bool preloading) {
     define_server_wide(preloading);
     define_route_defaults();
+    define_clock();
     define_context();
 #ifdef OUTBOX_RELAY_FAULT_POINTS
     define_text({"outbox_relay.fault_point", "Test builds only: where a pass fails and how.",

@@ -30,6 +30,11 @@ struct Parameters {
     int retry_max_backoff_ms;
     int breaker_threshold;
     int reclaim_stale_after_ms;
+    // SUSET: the clock
+    char *hlc_checkpoint; ///< schema.table, or empty
+    int hlc_max_drift_ms;
+    // USERSET
+    char *node_key;
     // USERSET: the invocation context
     char *tenant_id;
     char *execution_id;

@@ -57,6 +57,7 @@ enum Column {
     kCreatedAt,
     kAvailableAt,
     kTraceparent,
+    kHlc,
     kColumns
 };
 
@@ -143,6 +144,8 @@ core::Row row_of(const RawRow &raw, std::uint32_t handle) {
     row.correlation_id = uuid_of(raw, kCorrelationId);
     row.causation_id = uuid_of(raw, kCausationId);
     row.occurred_at_us = unix_us(raw, kOccurredAt);
+    if (!raw.null[kHlc])
+        row.hlc = DatumGetInt64(raw.value[kHlc]);
     row.attempts = static_cast<std::int32_t>(std::clamp<std::int64_t>(
         raw.null[kAttempts] ? 0 : DatumGetInt64(raw.value[kAttempts]), 0, INT32_MAX));
     return row;
@@ -298,13 +301,14 @@ void ConsumeStore::prepare(pg::Plan &plan, const std::string &sql, std::span<con
 
 /// Kept statements belong to one table under one owner.
 void ConsumeStore::forget_other_plans() {
-    if (plans_.relation == checked_.relation && plans_.owner == owner_ &&
-        plans_.trace == route_.propagate_trace && plans_.qualified_name == checked_.qualified_name)
+    const ClaimShape shape{route_.hlc_ordering, route_.propagate_trace};
+    if (plans_.relation == checked_.relation && plans_.owner == owner_ && plans_.shape == shape &&
+        plans_.qualified_name == checked_.qualified_name)
         return;
     plans_ = OutboxPlans();
     plans_.relation = checked_.relation;
     plans_.owner = owner_;
-    plans_.trace = route_.propagate_trace;
+    plans_.shape = shape;
     plans_.qualified_name = checked_.qualified_name;
 }
 
@@ -321,18 +325,25 @@ std::int64_t ConsumeStore::reclaim() {
 
 std::vector<core::Row> ConsumeStore::claim(std::size_t max_rows) {
     std::vector<core::Row> rows;
-    std::vector<std::int64_t> created_at;
-    claim_into(max_rows, rows, created_at);
+    claim_into(max_rows, rows);
     if (rows.empty() && std::erase_if(remembered_, is_suspect) > 0)
         // Nothing but the suspect is left to find out with.
-        claim_into(max_rows, rows, created_at);
+        claim_into(max_rows, rows);
     flush_before_publishing();
 
+    // A row without a stamp comes after all that have one; without hlc_ordering none has.
+    const auto before = [&](std::size_t a, std::size_t b) {
+        const std::int64_t hlc_a = rows[a].hlc.value_or(INT64_MAX);
+        const std::int64_t hlc_b = rows[b].hlc.value_or(INT64_MAX);
+        if (hlc_a != hlc_b)
+            return hlc_a < hlc_b;
+        const std::int64_t at_a = claimed_[rows[a].handle].created_at;
+        const std::int64_t at_b = claimed_[rows[b].handle].created_at;
+        return at_a != at_b ? at_a < at_b : rows[a].id < rows[b].id;
+    };
     std::vector<std::size_t> order(rows.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
-    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-        return created_at[a] != created_at[b] ? created_at[a] < created_at[b] : rows[a].id < rows[b].id;
-    });
+    std::sort(order.begin(), order.end(), before);
     std::vector<core::Row> sorted;
     sorted.reserve(rows.size());
     for (const std::size_t index : order)
@@ -340,13 +351,12 @@ std::vector<core::Row> ConsumeStore::claim(std::size_t max_rows) {
     return sorted;
 }
 
-void ConsumeStore::claim_into(std::size_t max_rows, std::vector<core::Row> &rows,
-                              std::vector<std::int64_t> &created_at) {
+void ConsumeStore::claim_into(std::size_t max_rows, std::vector<core::Row> &rows) {
     const Oid types[] = {TEXTOID, INT8OID, TIMESTAMPTZOID, INT8OID, TIDARRAYOID, UUIDARRAYOID};
     const Oid more_types[] = {TEXTOID, INT8OID, TIMESTAMPTZOID, TIDARRAYOID, TIDARRAYOID, UUIDARRAYOID};
     const bool except = std::any_of(remembered_.begin(), remembered_.end(), is_left_out);
     pg::Plan &plan = except ? plans_.claim_except : plans_.claim;
-    prepare(plan, claim_sql(checked_.qualified_name, plans_.trace, except),
+    prepare(plan, claim_sql(checked_.qualified_name, plans_.shape, except),
             std::span<const Oid>(types, except ? 6 : 4));
 
     const std::size_t share = (max_rows + (odd_to_retries_ ? 1 : 0)) / 2;
@@ -360,19 +370,18 @@ void ConsumeStore::claim_into(std::size_t max_rows, std::vector<core::Row> &rows
                                 left_out.ctids,
                                 left_out.ids};
     const std::size_t again = read_claimed(
-        run(plan, std::span<const pg::Value>(values, except ? 6 : 4), "outbox_relay: claim", true), rows,
-        created_at);
+        run(plan, std::span<const pg::Value>(values, except ? 6 : 4), "outbox_relay: claim", true), rows);
     if (rows.size() >= max_rows || again < share)
         return;
 
-    prepare(plans_.claim_more, claim_more_sql(checked_.qualified_name, plans_.trace), more_types);
+    prepare(plans_.claim_more, claim_more_sql(checked_.qualified_name, plans_.shape), more_types);
     const pg::Value more[] = {route,
                               pg::Value(Int64GetDatum(static_cast<std::int64_t>(max_rows - rows.size()))),
                               now,
                               pg::Value(claimed_ctids()),
                               left_out.ctids,
                               left_out.ids};
-    (void)read_claimed(run(plans_.claim_more, more, "outbox_relay: claim", true), rows, created_at);
+    (void)read_claimed(run(plans_.claim_more, more, "outbox_relay: claim", true), rows);
 }
 
 /// An event whose own transaction a crash could still undo (asynchronous commit) must not go out.
@@ -385,8 +394,7 @@ void ConsumeStore::flush_before_publishing() const {
 }
 
 /// Appends the rows of a claim; how many of them had been tried before.
-std::size_t ConsumeStore::read_claimed(const pg::Result &result, std::vector<core::Row> &rows,
-                                       std::vector<std::int64_t> &created_at) {
+std::size_t ConsumeStore::read_claimed(const pg::Result &result, std::vector<core::Row> &rows) {
     std::size_t again = 0;
     rows.reserve(rows.size() + result.processed);
     for (std::uint64_t i = 0; i < result.processed; ++i) {
@@ -397,10 +405,10 @@ std::size_t ConsumeStore::read_claimed(const pg::Result &result, std::vector<cor
                                                                      " was replaced while route \"" +
                                                                      route_.name + "\" claimed from it"});
         const auto handle = static_cast<std::uint32_t>(claimed_.size());
-        claimed_.push_back({version_of(raw), raw.value[kPayload]});
+        claimed_.push_back(
+            {version_of(raw), raw.value[kPayload], DatumGetTimestampTz(raw.value[kCreatedAt])});
         rows.push_back(row_of(raw, handle));
         rows.back().acknowledged = is_published(remembered_, claimed_.back().version);
-        created_at.push_back(DatumGetTimestampTz(raw.value[kCreatedAt]));
         again += raw.null[kAvailableAt] ? 0 : 1;
     }
     return again;

@@ -13,6 +13,7 @@
 
 #include "pg/spi.hpp"
 #include "store/limits.hpp"
+#include "store/outbox_sql.hpp"
 #include "store/preflight.hpp"
 #include "store/route.hpp"
 #include "store/row_version.hpp"
@@ -27,7 +28,7 @@ namespace outbox_relay::store {
 struct OutboxPlans {
     Oid relation = InvalidOid;
     Oid owner = InvalidOid;
-    bool trace = false;
+    ClaimShape shape;
     std::string qualified_name;
     pg::Plan claim;
     pg::Plan claim_more;
@@ -64,6 +65,7 @@ class ConsumeStore : public core::Store {
     struct Claimed {
         RowVersion version;
         Datum payload;
+        std::int64_t created_at;
     };
 
     void check_extension();
@@ -73,10 +75,8 @@ class ConsumeStore : public core::Store {
                    bool ordered_plans = false);
     void prepare(pg::Plan &plan, const std::string &sql, std::span<const Oid> types);
     void forget_other_plans();
-    std::size_t read_claimed(const pg::Result &result, std::vector<core::Row> &rows,
-                             std::vector<std::int64_t> &created_at);
-    void claim_into(std::size_t max_rows, std::vector<core::Row> &rows,
-                    std::vector<std::int64_t> &created_at);
+    std::size_t read_claimed(const pg::Result &result, std::vector<core::Row> &rows);
+    void claim_into(std::size_t max_rows, std::vector<core::Row> &rows);
     void flush_before_publishing() const;
     void suspect_single_row() noexcept;
     void remember_rest();

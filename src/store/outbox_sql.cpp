@@ -5,21 +5,25 @@ namespace outbox_relay::store {
 namespace {
 
 /// The columns of a claim; read_row() in outbox.cpp reads them by position.
-std::string claim_columns(bool trace) {
+std::string claim_columns(const ClaimShape &shape) {
     return std::string(
                "ctid, tableoid, xmin, id, event_id, event_type, tenant_id, execution_id, correlation_id, "
                "causation_id, occurred_at, payload, ordering_key, attempts::pg_catalog.int8 AS attempts, "
                "created_at, available_at, ") +
-           (trace ? "traceparent" : "NULL::pg_catalog.text AS traceparent");
+           (shape.trace ? "traceparent, " : "NULL::pg_catalog.text AS traceparent, ") +
+           (shape.hlc ? "hlc" : "NULL::pg_catalog.int8 AS hlc");
 }
 
 /// One arm of a claim. ORDER BY starts with available_at in every arm: the planner does not take
-/// IS NULL for a constant of the index order.
-std::string arm(const std::string &relation, bool trace, const char *ripe, const char *limit,
+/// IS NULL for a constant of the index order. In hlc order fresh rows without a stamp come last of
+/// themselves: an index has its NULLs at the end.
+std::string arm(const std::string &relation, const ClaimShape &shape, const char *ripe, const char *limit,
                 const char *extra) {
-    return "SELECT * FROM (SELECT " + claim_columns(trace) + " FROM " + relation +
+    return "SELECT * FROM (SELECT " + claim_columns(shape) + " FROM " + relation +
            " WHERE outbox_route = $1 AND status = 'pending' AND " + ripe + extra +
-           " ORDER BY available_at, created_at LIMIT " + limit + " FOR UPDATE SKIP LOCKED) AS arm";
+           (shape.hlc ? " ORDER BY available_at, hlc, created_at, id LIMIT "
+                      : " ORDER BY available_at, created_at LIMIT ") +
+           limit + " FOR UPDATE SKIP LOCKED) AS arm";
 }
 
 constexpr const char *kDue = "available_at <= $3";
@@ -29,15 +33,15 @@ constexpr const char *kExcept = " AND NOT (ctid = ANY ($5) AND id = ANY ($6))";
 
 } // namespace
 
-std::string claim_sql(const std::string &relation, bool trace, bool except) {
+std::string claim_sql(const std::string &relation, const ClaimShape &shape, bool except) {
     const char *extra = except ? kExcept : "";
-    return "SELECT * FROM (" + arm(relation, trace, kDue, "$4", extra) + " UNION ALL " +
-           arm(relation, trace, kFresh, "$2", extra) + ") AS claim LIMIT $2";
+    return "SELECT * FROM (" + arm(relation, shape, kDue, "$4", extra) + " UNION ALL " +
+           arm(relation, shape, kFresh, "$2", extra) + ") AS claim LIMIT $2";
 }
 
-std::string claim_more_sql(const std::string &relation, bool trace) {
+std::string claim_more_sql(const std::string &relation, const ClaimShape &shape) {
     const std::string extra = std::string(" AND NOT (ctid = ANY ($4))") + kExcept;
-    return arm(relation, trace, kDue, "$2", extra.c_str());
+    return arm(relation, shape, kDue, "$2", extra.c_str());
 }
 
 std::string remove_sql(const std::string &relation) {

@@ -45,6 +45,7 @@ std::vector<Finding> check_route(const Route &route, const Effective &settings, 
     checked.has_processing_at = relation->column("processing_at") != nullptr;
 
     Needs needs;
+    needs.hlc = route.hlc_ordering;
     needs.trace = route.propagate_trace;
     // Reclaim that nobody asked for is skipped where the column is missing.
     needs.processing_at = route.reclaim_stale_after_ms.has_value() && settings.reclaim_stale_after_ms > 0;

@@ -13,6 +13,7 @@ extern "C" {
 #include "catalog/pg_type.h"
 #include "nodes/makefuncs.h"
 #include "nodes/pg_list.h"
+#include "storage/lmgr.h"
 #include "storage/lockdefs.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
@@ -27,12 +28,12 @@ namespace outbox_relay::store {
 namespace {
 
 /// Which types a column may have; the first is the one that a remedy asks for.
-enum class Kind { uuid, text, timestamptz, jsonb, integer };
+enum class Kind { uuid, text, timestamptz, jsonb, integer, bigint };
 
 struct Expected {
     const char *name;
     Kind kind;
-    enum { always, if_there, trace, processing } when;
+    enum { always, if_there, hlc, trace, processing } when;
 };
 
 /// The seed's columns (seed-outbox-schema.md); processing_at and published_at are never written by
@@ -56,6 +57,7 @@ constexpr Expected kExpected[] = {
     {"attempts", Kind::integer, Expected::always},
     {"available_at", Kind::timestamptz, Expected::always},
     {"ordering_key", Kind::text, Expected::always},
+    {"hlc", Kind::bigint, Expected::hlc},
     {"traceparent", Kind::text, Expected::trace},
 };
 
@@ -71,6 +73,8 @@ const char *type_words(Kind kind) {
         return "jsonb";
     case Kind::integer:
         return "integer or bigint";
+    case Kind::bigint:
+        return "bigint";
     }
     return "";
 }
@@ -87,6 +91,8 @@ const char *type_to_ask_for(Kind kind) {
         return "jsonb";
     case Kind::integer:
         return "integer";
+    case Kind::bigint:
+        return "bigint";
     }
     return "";
 }
@@ -103,6 +109,8 @@ bool type_fits(Kind kind, Oid type) {
         return type == JSONBOID;
     case Kind::integer:
         return type == INT4OID || type == INT8OID;
+    case Kind::bigint:
+        return type == INT8OID;
     }
     return false;
 }
@@ -212,6 +220,26 @@ Relation read_open(const Opened &opened) {
     return relation;
 }
 
+/// C regime: opens a relation that is locked already; nothing for InvalidOid or one that is gone.
+Opened open_locked(Oid oid) {
+    Opened found{nullptr, nullptr};
+    if (OidIsValid(oid))
+        found.relation = try_relation_open(oid, NoLock);
+    if (found.relation != nullptr)
+        found.qualified_name =
+            quote_qualified_identifier(get_namespace_name(RelationGetNamespace(found.relation)),
+                                       RelationGetRelationName(found.relation));
+    return found;
+}
+
+std::optional<Relation> take(const Opened &opened) {
+    if (opened.relation == nullptr)
+        return std::nullopt;
+    Relation relation = read_open(opened);
+    pg::guard([&opened] { relation_close(opened.relation, NoLock); });
+    return relation;
+}
+
 std::string role_name(Oid role) {
     const char *name = pg::guard([role] { return GetUserNameFromId(role, true); });
     return name == nullptr ? std::to_string(role) : name;
@@ -251,23 +279,26 @@ std::pair<std::string, std::string> split_name(const std::string &name) {
 
 std::optional<Relation> find_relation(const std::string &name, LOCKMODE lock) {
     const std::pair<std::string, std::string> parts = split_name(name);
-    const Opened opened = pg::guard([&parts, lock] {
-        Opened found{nullptr, nullptr};
+    return take(pg::guard([&parts, lock] {
         RangeVar *range = makeRangeVar(pstrdup(parts.first.c_str()), pstrdup(parts.second.c_str()), -1);
-        const Oid oid = RangeVarGetRelid(range, lock, true);
-        if (OidIsValid(oid))
-            found.relation = try_relation_open(oid, NoLock);
-        if (found.relation != nullptr)
-            found.qualified_name =
-                quote_qualified_identifier(get_namespace_name(RelationGetNamespace(found.relation)),
-                                           RelationGetRelationName(found.relation));
-        return found;
-    });
-    if (opened.relation == nullptr)
-        return std::nullopt;
-    Relation relation = read_open(opened);
-    pg::guard([&opened] { relation_close(opened.relation, NoLock); });
-    return relation;
+        return open_locked(RangeVarGetRelid(range, lock, true));
+    }));
+}
+
+std::optional<Relation> find_configured_relation(const std::string &name, LOCKMODE lock) {
+    const std::pair<std::string, std::string> parts = split_name(name);
+    return take(pg::guard([&parts, lock] {
+        Oid oid = InvalidOid;
+        while (true) {
+            const Oid schema = get_namespace_oid(parts.first.c_str(), true);
+            const Oid now = OidIsValid(schema) ? get_relname_relid(parts.second.c_str(), schema) : InvalidOid;
+            // The name may have moved on while we waited for the lock.
+            if (!OidIsValid(now) || now == oid)
+                return open_locked(now);
+            LockRelationOid(now, lock);
+            oid = now;
+        }
+    }));
 }
 
 Relation describe(const std::string &name, LOCKMODE lock) {
@@ -291,10 +322,11 @@ std::vector<Finding> missing_or_wrong(const Relation &relation, const Needs &nee
     for (const Expected &expected : kExpected) {
         const Column *column = relation.column(expected.name);
         const bool needed = expected.when == Expected::always ||
+                            (expected.when == Expected::hlc && needs.hlc) ||
                             (expected.when == Expected::trace && needs.trace) ||
                             (expected.when == Expected::processing && needs.processing_at);
-        // A traceparent column of the application's own is none of ours until the route uses it.
-        const bool ours = needed || expected.when != Expected::trace;
+        // Such a column of the application's own is none of ours until the route uses it.
+        const bool ours = needed || (expected.when != Expected::hlc && expected.when != Expected::trace);
         if (column == nullptr && needed)
             findings.push_back(missing(relation, expected));
         else if (column != nullptr && ours && !type_fits(expected.kind, column->type))

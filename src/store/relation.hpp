@@ -38,6 +38,7 @@ struct Relation {
 
 /// What a route asks of its table beyond the columns that every outbox has.
 struct Needs {
+    bool hlc = false;
     bool trace = false;
     bool processing_at = false; ///< reclaim that the route itself asks for
 };
@@ -52,6 +53,10 @@ Relation describe(const std::string &name, LOCKMODE lock);
 
 /// The same; nothing when there is none.
 std::optional<Relation> find_relation(const std::string &name, LOCKMODE lock);
+
+/// The same without regard to the current user's rights on the schema: for tables that the server's
+/// configuration names.
+std::optional<Relation> find_configured_relation(const std::string &name, LOCKMODE lock);
 
 /// What is wrong with the table: its kind (42809) alone, else each missing column (42703) and wrong
 /// type (42804) with the ALTER TABLE that mends it. Types: spec.md section 1.

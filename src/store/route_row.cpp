@@ -171,6 +171,7 @@ Route parse_route(const RouteRow &row) {
     route.method = row.text("method");
     route.enabled = row.boolean("enabled");
     route.storage = row.text("storage");
+    route.hlc_ordering = row.boolean("hlc_ordering");
     route.propagate_trace = row.boolean("propagate_trace");
     route.require_transaction = row.boolean("require_transaction");
     route.ordering = row.text("ordering") == "none" ? Ordering::none : Ordering::key;

@@ -50,7 +50,8 @@ constexpr std::array<Column, kStageColumns> kColumns = {
     time_column("occurred_at"),  text_column("ordering_key"),
     time_column("available_at"), uuid_column("tenant_id"),
     uuid_column("execution_id"), uuid_column("correlation_id"),
-    uuid_column("causation_id"), text_column("traceparent"),
+    uuid_column("causation_id"), Column{"hlc", INT8OID, INT8ARRAYOID, 8, FLOAT8PASSBYVAL, TYPALIGN_DOUBLE},
+    text_column("traceparent"),
 };
 
 /// Columns that every event of a call shares: passed as one value, not as an array.
@@ -59,9 +60,16 @@ constexpr bool shared_by_call(std::size_t column) {
            column == static_cast<std::size_t>(StageColumn::created_at);
 }
 
-/// The columns that the route's table is asked for.
-std::span<const Column> columns_of(const Route &route) {
-    return std::span(kColumns).first(route.propagate_trace ? kStageColumns : kStageColumns - 1);
+/// True when the route's table is asked for this column.
+bool is_bound(const Route &route, std::size_t column) {
+    switch (static_cast<StageColumn>(column)) {
+    case StageColumn::hlc:
+        return route.hlc_ordering;
+    case StageColumn::traceparent:
+        return route.propagate_trace;
+    default:
+        return true;
+    }
 }
 
 /// `count` instants of this backend's clock, the first returned: never earlier than the wall clock,
@@ -127,16 +135,20 @@ void append(std::string &list, const std::string &item) {
     list += item;
 }
 
-Lists lists_of(std::span<const Column> columns, Shape shape) {
+Lists lists_of(const Route &route, Shape shape) {
     Lists lists;
-    for (std::size_t i = 0; i < columns.size(); ++i) {
-        const std::string parameter = "$" + std::to_string(i + 1);
+    int parameters = 0;
+    for (std::size_t i = 0; i < kStageColumns; ++i) {
+        if (!is_bound(route, i))
+            continue;
+        const std::string name = kColumns[i].name;
+        const std::string parameter = "$" + std::to_string(++parameters);
         const bool in_array = shape == Shape::many && !shared_by_call(i);
-        append(lists.names, columns[i].name);
-        append(lists.values, in_array ? std::string("e.") + columns[i].name : parameter);
+        append(lists.names, name);
+        append(lists.values, in_array ? "e." + name : parameter);
         if (in_array) {
             append(lists.arrays, parameter);
-            append(lists.array_columns, columns[i].name);
+            append(lists.array_columns, name);
         }
     }
     return lists;
@@ -151,10 +163,10 @@ std::string quoted_relation(const std::string &relation) {
 /// ON CONFLICT has no target: whatever unique key the table has is the one that counts
 /// (mechanisms.md section 7). No operator and no unqualified function: the caller's search_path
 /// has no say. (unnest of several arguments is the server's own, by its grammar.)
-std::string statement(const std::string &relation, std::span<const Column> columns, Shape shape) {
-    const Lists lists = lists_of(columns, shape);
+std::string statement(const Route &route, Shape shape) {
+    const Lists lists = lists_of(route, shape);
     const std::string into =
-        "INSERT INTO " + quoted_relation(relation) + " (" + lists.names + ", status, attempts)";
+        "INSERT INTO " + quoted_relation(route.relation) + " (" + lists.names + ", status, attempts)";
     const std::string conflict = " ON CONFLICT DO NOTHING";
     if (shape == Shape::one)
         return into + " VALUES (" + lists.values + ", 'pending', 0)" + conflict;
@@ -166,16 +178,18 @@ std::string statement(const std::string &relation, std::span<const Column> colum
 /// of the table may stage elsewhere while one runs.
 const pg::Plan &plan_for(const Route &route, Shape shape) {
     using Plans = std::unordered_map<std::string, pg::Plan>;
-    static auto *const kept = new std::array<std::array<Plans, 2>, 2>;
-    pg::Plan &plan = (*kept)[static_cast<std::size_t>(shape)][route.propagate_trace][route.relation];
+    static auto *const kept = new std::array<std::array<std::array<Plans, 2>, 2>, 2>;
+    pg::Plan &plan =
+        (*kept)[static_cast<std::size_t>(shape)][route.hlc_ordering][route.propagate_trace][route.relation];
     if (plan.prepared())
         return plan;
 
-    const std::span<const Column> columns = columns_of(route);
     std::vector<Oid> types;
-    for (std::size_t i = 0; i < columns.size(); ++i)
-        types.push_back(shape == Shape::many && !shared_by_call(i) ? columns[i].array_type : columns[i].type);
-    plan.prepare(statement(route.relation, columns, shape), types, true);
+    for (std::size_t i = 0; i < kStageColumns; ++i)
+        if (is_bound(route, i))
+            types.push_back(shape == Shape::many && !shared_by_call(i) ? kColumns[i].array_type
+                                                                       : kColumns[i].type);
+    plan.prepare(statement(route, shape), types, true);
     return plan;
 }
 
@@ -209,9 +223,12 @@ std::optional<core::Uuid> stage(const Route &route, Event event) {
 
     pg::spi_connect();
     event[StageColumn::route] = pg::Value(pg::text_datum(route.name));
-    const std::size_t bound = columns_of(route).size();
-    const pg::Result result =
-        pg::execute(plan_for(route, Shape::one), std::span(event.values()).first(bound), false);
+    std::array<pg::Value, kStageColumns> values;
+    std::size_t bound = 0;
+    for (std::size_t i = 0; i < kStageColumns; ++i)
+        if (is_bound(route, i))
+            values[bound++] = event.values()[i];
+    const pg::Result result = pg::execute(plan_for(route, Shape::one), std::span(values).first(bound), false);
     pg::spi_finish();
     if (result.processed == 0)
         return std::nullopt;
@@ -231,8 +248,9 @@ std::uint64_t stage_many(const Route &route, std::vector<Event> events) {
 
     pg::spi_connect();
     std::vector<pg::Value> values;
-    for (std::size_t i = 0; i < columns_of(route).size(); ++i)
-        values.push_back(shared_by_call(i) ? events.front().values()[i] : array_of(events, i));
+    for (std::size_t i = 0; i < kStageColumns; ++i)
+        if (is_bound(route, i))
+            values.push_back(shared_by_call(i) ? events.front().values()[i] : array_of(events, i));
     values[static_cast<std::size_t>(StageColumn::route)] = pg::Value(pg::text_datum(route.name));
     const pg::Result result = pg::execute(plan_for(route, Shape::many), values, false);
     pg::spi_finish();

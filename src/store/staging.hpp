@@ -28,7 +28,8 @@ enum class StageColumn : std::size_t {
     execution_id,
     correlation_id,
     causation_id,
-    traceparent, ///< last: only routes that propagate traces have it
+    hlc,         ///< only on routes with hlc_ordering
+    traceparent, ///< only on routes that propagate traces
 };
 inline constexpr std::size_t kStageColumns = static_cast<std::size_t>(StageColumn::traceparent) + 1;
 
@@ -47,12 +48,12 @@ class Event {
 };
 
 /// Inserts `event` as one pending row of `route`, as the current user and in its transaction: its
-/// rights, triggers and policies hold. event_type and payload have to be set; id, route and
-/// created_at are set here, event_id and occurred_at where they are NULL. created_at is the clock at
-/// the call, strictly ascending in microseconds within a backend, and id is a UUIDv7 of the same
-/// instant, so that a writer that locks its aggregate first can't be overtaken (claims.md section 4).
-/// Gives the event id; nothing when the table has a row of this route and event id already. Waits for
-/// a transaction that is about to delete such a row. Raises what the INSERT raises.
+/// rights, triggers and policies hold. event_type and payload have to be set, and hlc on a route with
+/// hlc_ordering; id, route and created_at are set here, event_id and occurred_at where they are NULL.
+/// created_at is the clock at the call, strictly ascending in microseconds within a backend, and id is a
+/// UUIDv7 of the same instant, so that a writer that locks its aggregate first can't be overtaken (claims.md
+/// section 4). Gives the event id; nothing when the table has a row of this route and event id already. Waits
+/// for a transaction that is about to delete such a row. Raises what the INSERT raises.
 std::optional<core::Uuid> stage(const Route &route, Event event);
 
 /// The same for many in one INSERT: one created_at, ids ascending in the order of `events`. Gives how

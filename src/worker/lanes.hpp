@@ -101,7 +101,8 @@ struct Shared {
     int max_workers;
     pg_atomic_uint32 launcher_proc; ///< index of the launcher's PGPROC + 1; 0: none
     int launcher_pid;
-    Database databases[kMaxDatabases];
+    alignas(64) std::int64_t hlc_last; ///< the clock: a cache line of its own, stagers write it all the time
+    alignas(64) Database databases[kMaxDatabases];
 };
 
 /// Asks the server for the memory and the lock, and sets both up; in the postmaster only.
