@@ -169,20 +169,17 @@ std::int64_t transaction_max() {
     return max;
 }
 
-/// The steps of mechanisms.md section 10. Nothing is written when the committed mark is there already;
-/// who had to wait in the queue writes the clock's last instead of its own stamp, which covers all who
-/// wait behind it.
+/// The recipe of mechanisms.md section 10, but for the look at the mark before queueing: it costs a scan of
+/// the table and finds the mark covered only where somebody had queued. Who had to wait writes the clock's
+/// last instead of its own stamp, which covers all who wait behind it; they find that and write nothing.
 void advance(const store::Checkpoint &checkpoint, const std::string &node_key, std::int64_t stamped) {
-    const auto covered = [&] {
-        const std::optional<std::int64_t> mark = store::committed_mark(checkpoint, node_key);
-        return mark && *mark >= stamped;
-    };
-    if (covered())
-        return;
     const bool waited = store::lock_mark(checkpoint, node_key);
-    if (waited && covered()) {
-        store::unlock_mark(checkpoint, node_key);
-        return;
+    if (waited) {
+        const std::optional<std::int64_t> mark = store::committed_mark(checkpoint, node_key);
+        if (mark && *mark >= stamped) {
+            store::unlock_mark(checkpoint, node_key);
+            return;
+        }
     }
     pg::fire_triggers_at_once();
     store::advance_as_owner(checkpoint, node_key, waited ? clock_of_server().last() : stamped);
