@@ -6,7 +6,7 @@
 #include "pg/guard.hpp"
 
 extern "C" {
-#include "access/relation.h"
+#include "access/htup_details.h"
 #include "access/table.h"
 #include "catalog/partition.h"
 #include "catalog/pg_class.h"
@@ -19,6 +19,7 @@ extern "C" {
 #include "utils/lsyscache.h"
 #include "utils/partcache.h"
 #include "utils/rel.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 }
 
@@ -52,26 +53,25 @@ Finding finding(int sqlstate, const std::string &problem, const std::string &det
 /// at whatever depth. Other partitionings can't be judged without the row: true. C regime. The locks go at
 /// once, so that a pass holds up nobody who adds or drops a partition.
 bool takes_rows_of(Oid table, AttrNumber attnum, TimestampTz at) {
+    if (get_rel_relkind(table) != RELKIND_PARTITIONED_TABLE)
+        return true;
     const ::Relation relation = table_open(table, AccessShareLock);
+    const PartitionKey key = RelationGetPartitionKey(relation);
+    const bool judged = key->strategy == PARTITION_STRATEGY_RANGE && key->partnatts == 1 &&
+                        key->partattrs[0] == attnum && key->parttypid[0] == TIMESTAMPTZOID;
+    const PartitionDesc partitions = judged ? RelationGetPartitionDesc(relation, true) : nullptr;
     Oid child = InvalidOid;
-    bool judged = false;
-    if (relation->rd_rel->relkind == RELKIND_PARTITIONED_TABLE) {
-        const PartitionKey key = RelationGetPartitionKey(relation);
-        judged = key->strategy == PARTITION_STRATEGY_RANGE && key->partnatts == 1 &&
-                 key->partattrs[0] == attnum && key->parttypid[0] == TIMESTAMPTZOID;
-        const PartitionDesc partitions = judged ? RelationGetPartitionDesc(relation, true) : nullptr;
-        if (judged && partitions->nparts > 0) {
-            Datum value = TimestampTzGetDatum(at);
-            bool equal = false;
-            const PartitionBoundInfo bounds = partitions->boundinfo;
-            const int offset = partition_range_datum_bsearch(key->partsupfunc, key->partcollation, bounds, 1,
-                                                             &value, &equal);
-            int index = bounds->indexes[offset + 1];
-            if (index < 0)
-                index = bounds->default_index;
-            if (index >= 0)
-                child = partitions->oids[index];
-        }
+    if (judged && partitions->nparts > 0) {
+        Datum value = TimestampTzGetDatum(at);
+        bool equal = false;
+        const PartitionBoundInfo bounds = partitions->boundinfo;
+        const int offset =
+            partition_range_datum_bsearch(key->partsupfunc, key->partcollation, bounds, 1, &value, &equal);
+        int index = bounds->indexes[offset + 1];
+        if (index < 0)
+            index = bounds->default_index;
+        if (index >= 0)
+            child = partitions->oids[index];
     }
     table_close(relation, AccessShareLock);
     if (!judged)
@@ -104,13 +104,14 @@ void find_owners(const Relation &log, Oid role, std::vector<Finding> &findings) 
         Oid found = InvalidOid;
         ListCell *cell = nullptr;
         foreach (cell, find_all_inheritors(oid, NoLock, nullptr)) {
-            const ::Relation relation = try_relation_open(lfirst_oid(cell), AccessShareLock);
-            if (relation == nullptr)
+            // Not opened: ATTACH PARTITION of another day holds the default partition.
+            const HeapTuple tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(lfirst_oid(cell)));
+            if (!HeapTupleIsValid(tuple))
                 continue;
-            const Oid owner = relation->rd_rel->relowner;
+            const Oid owner = reinterpret_cast<Form_pg_class>(GETSTRUCT(tuple))->relowner;
+            ReleaseSysCache(tuple);
             if (owner != role && !superuser_arg(owner) && !has_privs_of_role(owner, role))
                 found = owner;
-            relation_close(relation, AccessShareLock);
         }
         return found;
     });
