@@ -176,7 +176,7 @@ void Relay::warn_foreign(const store::Route &route) {
     pg::report_at(WARNING, {ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
                             "route \"" + route.name + "\" is bound to another database and is not relayed",
                             "This database looks like a copy: the route's bound_to does not match it.",
-                            "If this copy is to relay, update bound_to by recreating the route here."});
+                            "If this copy is to relay, call outbox_adopt()."});
 }
 
 /// Makes work_ and the lanes follow the routes.
