@@ -10,7 +10,8 @@
 CREATE TABLE outbox_route (
     name text COLLATE "C" PRIMARY KEY,
     relation text NOT NULL,
-    url text NOT NULL,
+    url text,
+    target_function text,
     method text NOT NULL DEFAULT 'POST',
     enabled boolean NOT NULL DEFAULT true,
     storage text NOT NULL DEFAULT 'consume',
@@ -52,7 +53,9 @@ COMMENT ON COLUMN outbox_route.name IS
 COMMENT ON COLUMN outbox_route.relation IS
     'The outbox table, schema.table as SQL spells it. No default.';
 COMMENT ON COLUMN outbox_route.url IS
-    'HTTP(S) target; may hold {event_type}, {ordering_key}, {tenant_id}, {event_id} and {route}, percent-encoded on use. No credentials in it. No default.';
+    'HTTP(S) target; may hold {event_type}, {ordering_key}, {tenant_id}, {event_id} and {route}, percent-encoded on use. No credentials in it. Exactly one of url and target_function. Default NULL.';
+COMMENT ON COLUMN outbox_route.target_function IS
+    'Instead of a url: schema.function as SQL spells it, taking an outbox_message and returning void; called once per event as the owner, in the transaction that settles the event. An error fails the whole pass. Default NULL.';
 COMMENT ON COLUMN outbox_route.method IS
     'HTTP method: POST, PUT or PATCH. Default POST.';
 COMMENT ON COLUMN outbox_route.enabled IS
@@ -198,6 +201,55 @@ COMMENT ON COLUMN outbox_route_effective.setting IS 'A column of outbox_route.';
 COMMENT ON COLUMN outbox_route_effective.value IS 'Its value now; durations with their unit.';
 COMMENT ON COLUMN outbox_route_effective.source IS
     'route: the column says so; guc: outbox_relay.… says so; default: nobody does.';
+
+----------------------------------------------------------------------------------------------------
+-- Passes
+----------------------------------------------------------------------------------------------------
+
+CREATE TYPE outbox_message AS (
+    id uuid,
+    outbox_route text,
+    event_id uuid,
+    event_type text,
+    tenant_id uuid,
+    execution_id uuid,
+    correlation_id uuid,
+    causation_id uuid,
+    occurred_at timestamptz,
+    payload jsonb,
+    ordering_key text,
+    attempts integer,
+    hlc bigint,
+    traceparent text
+);
+
+COMMENT ON TYPE outbox_message IS
+    'An event as a target function is given it: columns of the outbox row.';
+COMMENT ON COLUMN outbox_message.id IS 'The row''s id.';
+COMMENT ON COLUMN outbox_message.outbox_route IS 'The route.';
+COMMENT ON COLUMN outbox_message.event_id IS 'The event''s id, the same at each repeat.';
+COMMENT ON COLUMN outbox_message.event_type IS 'What happened.';
+COMMENT ON COLUMN outbox_message.tenant_id IS 'The tenant, or NULL.';
+COMMENT ON COLUMN outbox_message.execution_id IS 'The execution that staged the event, or NULL.';
+COMMENT ON COLUMN outbox_message.correlation_id IS 'The correlation id, or NULL.';
+COMMENT ON COLUMN outbox_message.causation_id IS 'The id of what caused the event, or NULL.';
+COMMENT ON COLUMN outbox_message.occurred_at IS 'When it happened.';
+COMMENT ON COLUMN outbox_message.payload IS 'The event''s data.';
+COMMENT ON COLUMN outbox_message.ordering_key IS 'The ordering key, or NULL.';
+COMMENT ON COLUMN outbox_message.attempts IS 'Attempts that failed before; a target function''s own errors count none.';
+COMMENT ON COLUMN outbox_message.hlc IS 'The stamp, on a route with hlc_ordering.';
+COMMENT ON COLUMN outbox_message.traceparent IS 'The W3C trace context, on a route with propagate_trace.';
+
+CREATE FUNCTION outbox_relay_pass(
+        route text, max_rows integer DEFAULT NULL, tenant_id uuid DEFAULT NULL,
+        OUT claimed bigint, OUT published bigint, OUT failed bigint, OUT retried bigint,
+        OUT refused bigint, OUT reclaimed bigint, OUT untouched bigint)
+    RETURNS record
+    LANGUAGE c VOLATILE PARALLEL UNSAFE
+    AS 'MODULE_PATHNAME', 'outbox_relay_pass';
+COMMENT ON FUNCTION outbox_relay_pass(text, integer, uuid) IS
+    'One pass of the route now, as its owner, in the caller''s transaction, as a savepoint of it: sets no timeouts, skips rows that the transaction wrote itself, and a rollback returns every row. Ignores the schedule of the route''s lane and whether it is enabled. max_rows (default NULL: max_claim_rows): rows to claim, at least 1. tenant_id (default NULL): of that tenant alone, on a route with tenants. Returns what became of the rows; claimed is the sum of all but reclaimed.';
+REVOKE ALL ON FUNCTION outbox_relay_pass(text, integer, uuid) FROM PUBLIC;
 
 ----------------------------------------------------------------------------------------------------
 -- Staging

@@ -1,12 +1,9 @@
-#include <cstring>
 #include <optional>
-#include <string>
 
+#include "api/argument.hpp"
 #include "api/role.hpp"
-#include "core/uuid.hpp"
 #include "pg/entry.hpp"
 #include "pg/guard.hpp"
-#include "pg/spi.hpp"
 #include "store/probe.hpp"
 #include "store/route.hpp"
 #include "worker/wake.hpp"
@@ -17,7 +14,6 @@ extern "C" {
 #include "funcapi.h"
 #include "utils/fmgrprotos.h"
 #include "utils/timestamp.h"
-#include "utils/uuid.h"
 
 PGDLLEXPORT Datum outbox_relay_depth(PG_FUNCTION_ARGS);
 PGDLLEXPORT Datum outbox_relay_has_undrained(PG_FUNCTION_ARGS);
@@ -32,27 +28,6 @@ PG_FUNCTION_INFO_V1(outbox_relay_requeue_failed);
 namespace outbox_relay::api {
 
 namespace {
-
-/// The route that argument 0 names. Raises 22004 for NULL, 42704 for an unknown one.
-const store::Route &route_argument(FunctionCallInfo fcinfo) {
-    if (PG_ARGISNULL(0))
-        pg::raise({ERRCODE_NULL_VALUE_NOT_ALLOWED, "the route must not be NULL", "",
-                   "Give the name of a route of outbox_route."});
-    const std::string name = pg::text_of(PG_GETARG_DATUM(0));
-    const std::optional<store::Extension> extension = store::find_extension();
-    const store::Route *route = extension.has_value() ? store::find_route(*extension, name) : nullptr;
-    if (route == nullptr)
-        store::raise_unknown_route(name);
-    return *route;
-}
-
-std::optional<core::Uuid> uuid_argument(FunctionCallInfo fcinfo, int number) {
-    if (PG_ARGISNULL(number))
-        return std::nullopt;
-    core::Uuid uuid;
-    std::memcpy(uuid.bytes.data(), DatumGetUUIDP(PG_GETARG_DATUM(number))->data, UUID_LEN);
-    return uuid;
-}
 
 /// The record (pending, processing, failed).
 Datum depth_record(FunctionCallInfo fcinfo, const store::Depth &depth) {

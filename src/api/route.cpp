@@ -12,6 +12,7 @@
 #include "store/relation.hpp"
 #include "store/route.hpp"
 #include "store/route_row.hpp"
+#include "store/target.hpp"
 #include "worker/wake.hpp"
 
 extern "C" {
@@ -103,6 +104,18 @@ void check_log_existence(const Route &route, Oid role) {
         warn(finding);
 }
 
+/// The function has to be there and to be one; who may call it is for the pass to judge.
+void check_target_exists(const Route &route, Oid role) {
+    store::Target target;
+    for (const store::Finding &finding :
+         store::check_target(route, store::find_extension().value(), role, target)) {
+        if (finding.sqlstate == ERRCODE_INSUFFICIENT_PRIVILEGE)
+            warn(finding);
+        else
+            store::require({finding});
+    }
+}
+
 /// The objects that the route names: missing or wrong ones are errors, rights at most warnings.
 void check_existence(const Route &route) {
     const store::Relation relation = store::describe(route.relation, AccessShareLock);
@@ -120,6 +133,8 @@ void check_existence(const Route &route) {
     for (const store::Finding &finding : store::privilege_findings(relation, role))
         warn(finding);
     check_log_existence(route, role);
+    if (!route.target_function.empty())
+        check_target_exists(route, role);
 }
 
 /// 55006 while rows carry the old name: nobody would relay them any more.
@@ -139,8 +154,9 @@ void check_rename(const Route &before, const Route &after) {
 
 bool needs_existence_check(const Route &before, const Route &after) {
     return before.relation != after.relation || before.storage != after.storage ||
-           before.delivery_log != after.delivery_log || before.owner != after.owner ||
-           before.hlc_ordering != after.hlc_ordering || before.propagate_trace != after.propagate_trace ||
+           before.delivery_log != after.delivery_log || before.target_function != after.target_function ||
+           before.owner != after.owner || before.hlc_ordering != after.hlc_ordering ||
+           before.propagate_trace != after.propagate_trace ||
            before.reclaim_stale_after_ms != after.reclaim_stale_after_ms;
 }
 

@@ -50,11 +50,19 @@ bool has_control(const std::string &text) {
 }
 
 void check_present(const RouteRow &row) {
-    static constexpr const char *kRequired[] = {"name",          "relation",         "url",
-                                                "method",        "enabled",          "storage",
-                                                "hlc_ordering",  "propagate_trace",  "require_transaction",
-                                                "ordering",      "envelope",         "headers",
-                                                "fail_statuses", "max_payload_bytes"};
+    static constexpr const char *kRequired[] = {"name",
+                                                "relation",
+                                                "method",
+                                                "enabled",
+                                                "storage",
+                                                "hlc_ordering",
+                                                "propagate_trace",
+                                                "require_transaction",
+                                                "ordering",
+                                                "envelope",
+                                                "headers",
+                                                "fail_statuses",
+                                                "max_payload_bytes"};
     for (const char *column : kRequired)
         if (row.is_null(column))
             refuse(row, column, "The value is NULL.",
@@ -91,7 +99,37 @@ void check_method(const RouteRow &row) {
                "It is POST, PUT or PATCH.");
 }
 
+/// Exactly one of url and target_function; and what says how a request looks goes with a url only.
+void check_target(const RouteRow &row) {
+    const bool local = !row.is_null("target_function");
+    if (local != row.is_null("url"))
+        refuse(row, local ? "target_function" : "url",
+               local ? "The route has a url as well." : "The route has neither a url nor a target_function.",
+               "A route has exactly one of url and target_function.");
+    if (!local)
+        return;
+    (void)store::split_name(row.text("target_function"), store::Named::function);
+    const store::Route route = store::parse_route(row);
+    const store::Route standard{};
+    const std::pair<const char *, bool> of_requests[] = {
+        {"method", route.method != "POST"},
+        {"envelope", route.cloudevents != standard.cloudevents || route.forze != standard.forze},
+        {"source", !row.is_null("source")},
+        {"headers", !route.headers.empty()},
+        {"fail_statuses", !route.fail_statuses.empty()},
+        {"ca_file", !row.is_null("ca_file")},
+        {"request_timeout", !row.is_null("request_timeout")},
+        {"connect_timeout", !row.is_null("connect_timeout")},
+        {"concurrency", !row.is_null("concurrency")}};
+    for (const auto &[column, set] : of_requests)
+        if (set)
+            refuse(row, column, "The route has a target_function, which is sent no request.",
+                   "Leave the column at its default.");
+}
+
 void check_url(const RouteRow &row) {
+    if (row.is_null("url"))
+        return;
     // The value is not repeated: it may hold credentials.
     const std::string url = row.text("url");
     if (const std::optional<std::string> placeholder = core::unknown_placeholder(url))
@@ -241,6 +279,7 @@ void check_form(const RouteRow &row) {
     check_present(row);
     check_name(row);
     (void)store::split_name(row.text("relation"));
+    check_target(row);
     check_url(row);
     check_method(row);
     check_word(row, "storage", {"consume", "retain"}, {}, "It is consume or retain.");

@@ -303,8 +303,36 @@ class Publishing {
     bool stopped_ = false;
 };
 
-PassResult attempt_pass(const PassSettings &settings, Store &store, Transport &transport, Clock &clock,
-                        PassHost &host, std::mt19937_64 &random) {
+/// Delivers `rows` through the store until done, the deadline or a reason to stop.
+Settlement deliver_each(Store &store, Clock &clock, PassHost &host, const std::vector<Row> &rows,
+                        PassResult &result, std::int64_t deadline_us) {
+    Settlement settlement;
+    for (const Row &row : rows) {
+        const std::int64_t now_us = clock.monotonic_us();
+        if (now_us >= deadline_us)
+            result.stop = Stop::deadline;
+        else if (host.pulse() != PassHost::Order::go_on)
+            result.stop = Stop::asked;
+        if (result.stop != Stop::drained)
+            break;
+        if (std::optional<Unsendable> unsendable = store.deliver(row)) {
+            settlement.parked.push_back({row.handle, std::move(unsendable->reason)});
+            ++result.failed;
+            continue;
+        }
+        settlement.published.push_back(row.handle);
+        ++result.published;
+        ++result.latency[latency_bucket(clock.monotonic_us() - now_us)];
+        host.at(PassPoint::after_publish, static_cast<std::size_t>(result.published));
+    }
+    return settlement;
+}
+
+/// A pass from begin to commit; `publish` takes the claimed rows, the result to fill and the pass's
+/// start, and gives what is still to be written down.
+template <class Publish>
+PassResult attempt_pass(const PassSettings &settings, Store &store, Clock &clock, PassHost &host,
+                        Publish &&publish) {
     PassResult result;
     const std::int64_t started_us = clock.monotonic_us();
     store.begin();
@@ -317,8 +345,7 @@ PassResult attempt_pass(const PassSettings &settings, Store &store, Transport &t
     result.publish_failures = settings.publish_failures;
     if (!rows.empty()) {
         host.at(PassPoint::after_claim, 0);
-        const Settlement settlement =
-            Publishing(settings, store, transport, clock, host, random, result, started_us).run(rows);
+        const Settlement settlement = publish(rows, result, started_us);
         host.at(PassPoint::before_settle, static_cast<std::size_t>(result.published));
         if (!settlement.empty())
             store.settle(settlement);
@@ -336,10 +363,28 @@ PassResult attempt_pass(const PassSettings &settings, Store &store, Transport &t
 PassResult run_pass(const PassSettings &settings, Store &store, Transport &transport, Clock &clock,
                     PassHost &host, std::mt19937_64 &random) {
     try {
-        return attempt_pass(settings, store, transport, clock, host, random);
+        return attempt_pass(settings, store, clock, host,
+                            [&](const std::vector<Row> &rows, PassResult &result, std::int64_t started_us) {
+                                return Publishing(settings, store, transport, clock, host, random, result,
+                                                  started_us)
+                                    .run(rows);
+                            });
     } catch (...) {
         std::vector<Reply> discarded;
         transport.cancel(discarded);
+        store.rollback();
+        throw;
+    }
+}
+
+PassResult run_local_pass(const PassSettings &settings, Store &store, Clock &clock, PassHost &host) {
+    try {
+        return attempt_pass(settings, store, clock, host,
+                            [&](const std::vector<Row> &rows, PassResult &result, std::int64_t started_us) {
+                                return deliver_each(store, clock, host, rows, result,
+                                                    started_us + settings.deadline_us);
+                            });
+    } catch (...) {
         store.rollback();
         throw;
     }

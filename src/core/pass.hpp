@@ -102,4 +102,9 @@ class PassHost {
 PassResult run_pass(const PassSettings &settings, Store &store, Transport &transport, Clock &clock,
                     PassHost &host, std::mt19937_64 &random);
 
+/// The same for a target inside the database: rows are delivered by the store, one after another in
+/// claim order, in the transaction that settles them. What the target throws fails the pass and undoes
+/// every delivery, so no attempt is ever counted; the deadline is judged between two deliveries.
+PassResult run_local_pass(const PassSettings &settings, Store &store, Clock &clock, PassHost &host);
+
 } // namespace outbox_relay::core

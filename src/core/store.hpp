@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <stdexcept>
 #include <string>
 #include <variant>
 #include <vector>
@@ -58,6 +60,14 @@ class Store {
 
     /// The payload of a claimed row, UTF-8, or why it can't be sent.
     virtual std::variant<std::string, Unsendable> render(const Row &row) = 0;
+
+    /// Delivers a claimed row to a target inside the database, in the pass's transaction, or says why
+    /// the row can't be: it is parked. What fails in the target is thrown. Of a store without such a
+    /// target nobody asks it.
+    virtual std::optional<Unsendable> deliver(const Row &row) {
+        (void)row;
+        throw std::logic_error("the store has no target of its own");
+    }
 
     /// The endpoint has acknowledged `row`: a store may remember it in case settling fails.
     virtual void note_published(const Row &row) noexcept { (void)row; }

@@ -10,6 +10,9 @@
 extern "C" {
 #include "access/transam.h"
 #include "catalog/pg_extension.h"
+#include "catalog/pg_namespace.h"
+#include "catalog/pg_proc.h"
+#include "utils/acl.h"
 #include "utils/wait_event.h"
 }
 
@@ -42,6 +45,22 @@ inline TransactionId oldest_clog_xid() {
 /// 18 made these signals plain functions of the same name; before it, the macro works as well.
 inline void set_signal(int number, void (*handler)(int)) {
     pqsignal(number, handler);
+}
+
+/// Privileges of a role on a function and on a schema. 16 made one function of these.
+inline bool may_execute(Oid function, Oid role) {
+#if PG_VERSION_NUM >= 160000
+    return object_aclcheck(ProcedureRelationId, function, role, ACL_EXECUTE) == ACLCHECK_OK;
+#else
+    return pg_proc_aclcheck(function, role, ACL_EXECUTE) == ACLCHECK_OK;
+#endif
+}
+inline bool may_use_schema(Oid schema, Oid role) {
+#if PG_VERSION_NUM >= 160000
+    return object_aclcheck(NamespaceRelationId, schema, role, ACL_USAGE) == ACLCHECK_OK;
+#else
+    return pg_namespace_aclcheck(schema, role, ACL_USAGE) == ACLCHECK_OK;
+#endif
 }
 
 } // namespace pg::compat

@@ -110,12 +110,35 @@ Result execute_as(const Context &context, const Plan &plan, std::span<const Valu
                   std::uint64_t max_rows) {
     Parameters parameters(values);
     return run_as(context, [&] {
-        pgstat_report_activity(STATE_RUNNING, name);
+        if (name != nullptr)
+            pgstat_report_activity(STATE_RUNNING, name);
         PushActiveSnapshot(GetTransactionSnapshot());
         Result result = run(plan, parameters, false, max_rows);
         PopActiveSnapshot();
         return result;
     });
+}
+
+Cursor::Cursor(const Context &context, const Plan &plan, std::span<const Value> values) : context_(context) {
+    Parameters parameters(values);
+    portal_ = run_as(context_, [&] {
+        Portal portal =
+            SPI_cursor_open(nullptr, plan.get(), parameters.datums.data(), parameters.nulls.data(), false);
+        if (portal == nullptr)
+            elog(ERROR, "could not open a cursor: %s", SPI_result_code_string(SPI_result));
+        return portal;
+    });
+}
+
+Result Cursor::fetch(std::uint64_t max_rows) {
+    return run_as(context_, [this, max_rows] {
+        SPI_cursor_fetch(portal_, true, static_cast<long>(max_rows));
+        return finish(0);
+    });
+}
+
+void Cursor::close() {
+    guard([this] { SPI_cursor_close(portal_); });
 }
 
 Result execute_latest_as(const Context &context, const Plan &plan, std::span<const Value> values) {

@@ -59,14 +59,33 @@ void spi_connect();
 void spi_finish();
 
 /// Runs a kept plan under `context`, with a snapshot of its own; read_only statements see the
-/// transaction's snapshot. `name` is what pg_stat_activity shows. Throws pg::Error also for what SPI
-/// reports by a code.
+/// transaction's snapshot. `name` is what pg_stat_activity shows; nullptr: as it is. Throws pg::Error also
+/// for what SPI reports by a code.
 Result execute_as(const Context &context, const Plan &plan, std::span<const Value> values, const char *name,
                   std::uint64_t max_rows = 0);
 
 /// The same for a statement that has to see what is committed now, whatever snapshot the transaction
 /// has; nothing of what it sees counts against the transaction's isolation.
 Result execute_latest_as(const Context &context, const Plan &plan, std::span<const Value> values);
+
+/// The rows of a kept plan in portions: none is fetched, and none locked, before it is asked for.
+class Cursor {
+  public:
+    /// Opens it under `context`. Needs spi_connect().
+    Cursor(const Context &context, const Plan &plan, std::span<const Value> values);
+    Cursor(const Cursor &) = delete;
+    Cursor &operator=(const Cursor &) = delete;
+
+    /// The next `max_rows` rows; fewer at the end.
+    Result fetch(std::uint64_t max_rows);
+
+    /// After an error the abort does it.
+    void close();
+
+  private:
+    const Context context_;
+    Portal portal_ = nullptr;
+};
 
 /// Runs a kept plan as the current user, in the current context (staging, probes).
 Result execute(const Plan &plan, std::span<const Value> values, bool read_only, std::uint64_t max_rows = 0);

@@ -11,10 +11,12 @@
 
 extern "C" {
 #include "access/detoast.h"
+#include "access/htup_details.h"
 #include "utils/builtins.h"
 #include "utils/jsonb.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
+#include "utils/typcache.h"
 #include "utils/uuid.h"
 }
 
@@ -27,6 +29,7 @@ constexpr std::size_t kMaxTextBytes = 8192;
 
 /// Columns of claim_columns() in outbox_sql.cpp.
 enum Column {
+    kRoute = 0, ///< not read: it is the claim's own
     kCtid = 1,
     kTableoid,
     kXmin,
@@ -79,6 +82,8 @@ RawText raw_text(const RawRow &row, Column column) {
 
 void fetch(const pg::Result &result, std::uint64_t index, RawRow *row) {
     pg::guard([&result, index, row] {
+        row->value[kRoute] = 0;
+        row->null[kRoute] = true;
         for (int column = kCtid; column < kColumns; ++column)
             row->value[column] =
                 SPI_getbinval(result.table->vals[index], result.table->tupdesc, column, &row->null[column]);
@@ -116,6 +121,11 @@ std::optional<std::int64_t> unix_us(const RawRow &row, Column column) {
     return pg::unix_us_of(at);
 }
 
+std::int32_t attempts_of(const RawRow &row) {
+    return static_cast<std::int32_t>(std::clamp<std::int64_t>(
+        row.null[kAttempts] ? 0 : DatumGetInt64(row.value[kAttempts]), 0, INT32_MAX));
+}
+
 core::Row row_of(const RawRow &raw, std::uint32_t handle) {
     core::Row row;
     row.handle = handle;
@@ -133,8 +143,7 @@ core::Row row_of(const RawRow &raw, std::uint32_t handle) {
     row.occurred_at_us = unix_us(raw, kOccurredAt);
     if (!raw.null[kHlc])
         row.hlc = DatumGetInt64(raw.value[kHlc]);
-    row.attempts = static_cast<std::int32_t>(std::clamp<std::int64_t>(
-        raw.null[kAttempts] ? 0 : DatumGetInt64(raw.value[kAttempts]), 0, INT32_MAX));
+    row.attempts = attempts_of(raw);
     return row;
 }
 
@@ -145,6 +154,33 @@ RowVersion version_of(const RawRow &raw) {
     version.xmin = DatumGetTransactionId(raw.value[kXmin]);
     version.ctid = *reinterpret_cast<ItemPointer>(DatumGetPointer(raw.value[kCtid]));
     return version;
+}
+
+/// The attributes of outbox_message, in the order of the type.
+constexpr Column kMessage[] = {kId,          kRoute,         kEventId,     kEventType,  kTenantId,
+                               kExecutionId, kCorrelationId, kCausationId, kOccurredAt, kPayload,
+                               kOrderingKey, kAttempts,      kHlc,         kTraceparent};
+constexpr int kMessageColumns = lengthof(kMessage);
+
+/// C regime.
+Datum form_message(const RawRow &row, Datum route, Oid type) {
+    Datum values[kMessageColumns];
+    bool nulls[kMessageColumns];
+    for (int i = 0; i < kMessageColumns; ++i) {
+        values[i] = row.value[kMessage[i]];
+        nulls[i] = row.null[kMessage[i]];
+        if (kMessage[i] == kRoute || kMessage[i] == kAttempts) {
+            values[i] = kMessage[i] == kRoute ? route : Int32GetDatum(attempts_of(row));
+            nulls[i] = false;
+        }
+    }
+    TupleDesc descriptor = lookup_rowtype_tupdesc(type, -1);
+    if (descriptor->natts != kMessageColumns)
+        elog(ERROR, "type outbox_message has %d attributes, not %d", descriptor->natts, kMessageColumns);
+    HeapTuple tuple = heap_form_tuple(descriptor, values, nulls);
+    const Datum message = heap_copy_tuple_as_datum(tuple, descriptor);
+    ReleaseTupleDesc(descriptor);
+    return message;
 }
 
 } // namespace
@@ -161,18 +197,38 @@ ClaimedRow read_claimed_row(const pg::Result &result, std::uint64_t index, std::
     return claimed;
 }
 
+Datum message_of(const pg::Result &result, std::uint64_t index, Datum route, Oid type,
+                 MemoryContext context) {
+    RawRow raw;
+    fetch(result, index, &raw);
+    return pg::guard([&raw, route, type, context] {
+        MemoryContext old = MemoryContextSwitchTo(context);
+        // What is stored out of line is fetched now.
+        PushActiveSnapshot(GetTransactionSnapshot());
+        const Datum message = form_message(raw, route, type);
+        PopActiveSnapshot();
+        MemoryContextSwitchTo(old);
+        return message;
+    });
+}
+
 std::int64_t payload_bytes(Datum payload) {
     return pg::guard([payload] { return static_cast<std::int64_t>(toast_raw_datum_size(payload)); }) -
            VARHDRSZ;
 }
 
+std::optional<core::Unsendable> oversize(Datum payload, std::int64_t max_bytes) {
+    const std::int64_t size = payload_bytes(payload);
+    if (size <= max_bytes)
+        return std::nullopt;
+    return core::Unsendable{"payload of " + std::to_string(size) +
+                            " bytes is larger than max_payload_bytes (" + std::to_string(max_bytes) + ")"};
+}
+
 std::variant<std::string, core::Unsendable> render_payload(Datum payload, std::int64_t max_bytes,
                                                            MemoryContext scratch) {
-    const std::int64_t size = payload_bytes(payload);
-    if (size > max_bytes)
-        return core::Unsendable{"payload of " + std::to_string(size) +
-                                " bytes is larger than max_payload_bytes (" + std::to_string(max_bytes) +
-                                ")"};
+    if (std::optional<core::Unsendable> unsendable = oversize(payload, max_bytes))
+        return std::move(*unsendable);
     struct Rendered {
         const char *bytes;
         std::size_t size;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 
@@ -24,8 +25,15 @@ struct ClaimedRow {
 /// Row `index` of the result of a statement of claim_sql(); `handle` becomes the row's.
 ClaimedRow read_claimed_row(const pg::Result &result, std::uint64_t index, std::uint32_t handle);
 
+/// The same row as a value of the extension's type outbox_message, whose oid is `type`, made in `context`.
+/// `route` is the route's name, a text. It holds copies of what is stored out of line; needs a transaction.
+Datum message_of(const pg::Result &result, std::uint64_t index, Datum route, Oid type, MemoryContext context);
+
 /// The bytes of a payload as jsonb, before compression, without fetching it.
 std::int64_t payload_bytes(Datum payload);
+
+/// Why a payload is not even looked at: larger than `max_bytes`. Nothing when it may be.
+std::optional<core::Unsendable> oversize(Datum payload, std::int64_t max_bytes);
 
 /// A payload as Postgres prints it, in UTF-8, or why it can't be sent: larger than `max_bytes`, or not
 /// convertible. `scratch` is reset. A payload stored out of line needs a transaction.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "store/array.hpp"
+#include "store/claimed_row.hpp"
 #include "store/outbox_sql.hpp"
 
 extern "C" {
@@ -38,6 +39,24 @@ pg::Value ConsumeStore::ctids(std::span<const std::uint32_t> handles) const {
     return tid_array(elements);
 }
 
+/// One call of the target function, bounded as a statement is. What fails in it fails the pass.
+std::optional<core::Unsendable> ConsumeStore::deliver(const core::Row &row) {
+    const Claimed &claimed = claimed_[row.handle];
+    if (std::optional<core::Unsendable> unsendable = oversize(claimed.payload, route_.max_payload_bytes))
+        return unsendable;
+    suspect_single_row();
+    const Oid types[] = {plans_.target.message};
+    prepare(plans_.deliver, "SELECT " + plans_.target.qualified_name + "($1)", types);
+    const pg::Value values[] = {pg::Value(message_of(
+        claimed.result, claimed.index, pg::text_datum(route_.name), plans_.target.message, render_context_))};
+    const pg::Result result = run(plans_.deliver, values, "outbox_relay: deliver to the target function");
+    pg::guard([this, &result] {
+        SPI_freetuptable(result.table);
+        MemoryContextReset(render_context_);
+    });
+    return std::nullopt;
+}
+
 /// In a client's transaction the rollback is meant to return the rows: nothing is remembered there.
 void ConsumeStore::note_published(const core::Row &row) noexcept {
     if (frame_ == Frame::own)
@@ -47,8 +66,9 @@ void ConsumeStore::note_published(const core::Row &row) noexcept {
 /// A pass of one row that fails from here on fails because of that row, or of the lane: the next pass
 /// takes another row and finds out which. Written down first, since a watchdog may end the process.
 void ConsumeStore::suspect_single_row() noexcept {
-    if (frame_ == Frame::callers || claimed_.size() != 1)
+    if (frame_ == Frame::callers || claimed_.size() != 1 || suspected_)
         return;
+    suspected_ = true;
     RowVersion version = claimed_.front().version;
     version.why = Remembered::suspect;
     memory_.add(version);

@@ -82,7 +82,8 @@ std::vector<Setting> effective_settings(const Route &route, const std::set<std::
     const Route standard{};
     std::vector<Setting> settings{
         {"relation", route.relation, "route"},
-        {"url", route.url, "route"},
+        {"url", route.url, route.url.empty() ? "default" : "route"},
+        {"target_function", route.target_function, route.target_function.empty() ? "default" : "route"},
         fixed("method", route.method, "POST"),
         fixed("enabled", word(route.enabled), word(standard.enabled)),
         fixed("storage", route.storage, "consume"),

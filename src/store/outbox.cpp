@@ -98,6 +98,7 @@ void OutboxStore::begin() {
     const std::vector<Finding> findings = check_route(route_, settings_, owner_, limits_, checked_);
     raise_blocking(route_, findings);
     forget_other_plans();
+    find_target();
     pg::spi_connect();
 }
 
@@ -185,7 +186,8 @@ pg::Result OutboxStore::run(const pg::Plan &plan, std::span<const pg::Value> val
     pg::Context under = context();
     under.ordered_plans = ordered_plans;
     touch_watchdog();
-    const pg::Result result = pg::execute_as(under, plan, values, name);
+    // What a client runs is its own business to show.
+    const pg::Result result = pg::execute_as(under, plan, values, frame_ == Frame::own ? name : nullptr);
     touch_watchdog();
     return result;
 }
@@ -213,6 +215,18 @@ void OutboxStore::forget_other_plans() {
     plans_.log_name = checked_.log_name;
 }
 
+/// The kept call belongs to one function and to its argument's type.
+void OutboxStore::find_target() {
+    if (route_.target_function.empty())
+        return;
+    Target target;
+    raise_blocking(route_, check_target(route_, find_extension().value(), owner_, target));
+    if (plans_.target == target)
+        return;
+    plans_.deliver.release();
+    plans_.target = target;
+}
+
 std::int64_t OutboxStore::reclaim() {
     if (!checked_.has_processing_at)
         return 0;
@@ -222,7 +236,10 @@ std::int64_t OutboxStore::reclaim() {
     const pg::Value values[] = {pg::Value(pg::text_datum(route_.name)),
                                 pg::Value(TimestampTzGetDatum(before)),
                                 pg::Value(TimestampTzGetDatum(memory_.live_claim()))};
-    return static_cast<std::int64_t>(run(plans_.reclaim, values, "outbox_relay: reclaim", true).processed);
+    const pg::Result result = run(plans_.reclaim, values, "outbox_relay: reclaim", true);
+    for (std::uint64_t i = 0; i < result.processed; ++i)
+        reclaimed_.push_back(*reinterpret_cast<ItemPointer>(DatumGetPointer(result.value(i, 1).datum)));
+    return static_cast<std::int64_t>(result.processed);
 }
 
 std::vector<core::Row> OutboxStore::claim(std::size_t max_rows) {
@@ -231,7 +248,6 @@ std::vector<core::Row> OutboxStore::claim(std::size_t max_rows) {
     if (rows.empty() && std::erase_if(remembered_, is_suspect) > 0)
         // Nothing but the suspect is left to find out with.
         claim_into(max_rows, rows);
-    leave_own_rows(rows);
     flush_before_publishing();
 
     // A row without a stamp comes after all that have one; without hlc_ordering none has.
@@ -266,25 +282,52 @@ void OutboxStore::claim_into(std::size_t max_rows, std::vector<core::Row> &rows)
     const pg::Value route(pg::text_datum(route_.name));
     const pg::Value now(TimestampTzGetDatum(GetCurrentTimestamp()));
     const LeftOut left_out = left_out_of(remembered_);
-    const pg::Value values[] = {route,
-                                pg::Value(Int64GetDatum(static_cast<std::int64_t>(max_rows))),
-                                now,
-                                pg::Value(Int64GetDatum(static_cast<std::int64_t>(share))),
-                                left_out.ctids,
-                                left_out.ids};
-    const std::size_t again = read_claimed(
-        run(plan, std::span<const pg::Value>(values, except ? 6 : 4), "outbox_relay: claim", true), rows);
+    pg::Value values[] = {
+        route,          pg::Value(), now, pg::Value(Int64GetDatum(static_cast<std::int64_t>(share))),
+        left_out.ctids, left_out.ids};
+    const std::size_t again =
+        claim_by(plan, std::span<pg::Value>(values, except ? 6 : 4), max_rows - rows.size(), rows);
     if (rows.size() >= max_rows || again < share)
         return;
 
     prepare(plans_.claim_more, claim_more_sql(checked_.qualified_name, plans_.shape), more_types);
-    const pg::Value more[] = {route,
-                              pg::Value(Int64GetDatum(static_cast<std::int64_t>(max_rows - rows.size()))),
-                              now,
-                              claimed_ctids(),
-                              left_out.ctids,
-                              left_out.ids};
-    (void)read_claimed(run(plans_.claim_more, more, "outbox_relay: claim", true), rows);
+    pg::Value more[] = {route, pg::Value(), now, claimed_ctids(), left_out.ctids, left_out.ids};
+    (void)claim_by(plans_.claim_more, more, max_rows - rows.size(), rows);
+}
+
+/// Runs one of the claims, whose second parameter is its limit, and appends up to `max_rows` rows; how many
+/// of them had been tried before. In a client's transaction the statement has no limit: it would count rows
+/// of the client's own, which are passed over here, one by one, however many there are.
+std::size_t OutboxStore::claim_by(const pg::Plan &plan, std::span<pg::Value> values, std::size_t max_rows,
+                                  std::vector<core::Row> &rows) {
+    if (frame_ == Frame::own) {
+        values[1] = pg::Value(Int64GetDatum(static_cast<std::int64_t>(max_rows)));
+        return read_claimed(run(plan, values, "outbox_relay: claim", true), rows);
+    }
+    values[1] = pg::Value();
+    pg::Context under = context();
+    under.ordered_plans = true;
+    pg::Cursor cursor(under, plan, values);
+    const std::size_t wanted = rows.size() + max_rows;
+    std::size_t again = 0;
+    while (rows.size() < wanted) {
+        const pg::Result result = cursor.fetch(wanted - rows.size());
+        if (result.processed == 0)
+            break;
+        again += read_claimed(result, rows);
+    }
+    cursor.close();
+    return again;
+}
+
+/// True for a version that the client's own transaction wrote: its rollback would undo what the event tells
+/// of. Not for those that this pass has reclaimed, whose events were committed before.
+bool OutboxStore::is_callers_own(const RowVersion &version) const {
+    if (frame_ == Frame::own || !TransactionIdIsCurrentTransactionId(version.xmin))
+        return false;
+    return std::none_of(reclaimed_.begin(), reclaimed_.end(), [&version](const ItemPointerData &place) {
+        return ItemPointerEquals(const_cast<ItemPointer>(&place), const_cast<ItemPointer>(&version.ctid));
+    });
 }
 
 /// An event whose own transaction a crash could still undo (asynchronous commit) must not go out.
@@ -294,14 +337,6 @@ void OutboxStore::flush_before_publishing() const {
     for (const Claimed &claimed : claimed_)
         xids.push_back(claimed.version.xmin);
     pg::flush_commits(xids);
-}
-
-/// A pass on demand sees rows that its caller's own transaction has staged: they are not committed.
-void OutboxStore::leave_own_rows(std::vector<core::Row> &rows) const {
-    if (frame_ == Frame::callers)
-        std::erase_if(rows, [this](const core::Row &row) {
-            return TransactionIdIsCurrentTransactionId(claimed_[row.handle].version.xmin);
-        });
 }
 
 /// Appends the rows of a claim; how many of them had been tried before.
@@ -314,8 +349,10 @@ std::size_t OutboxStore::read_claimed(const pg::Result &result, std::vector<core
             pg::raise({ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, "relation " + checked_.qualified_name +
                                                                      " was replaced while route \"" +
                                                                      route_.name + "\" claimed from it"});
+        if (is_callers_own(claimed.version))
+            continue;
         claimed.row.acknowledged = is_published(remembered_, claimed.version);
-        claimed_.push_back({claimed.version, claimed.payload, claimed.created_at});
+        claimed_.push_back({claimed.version, result, i, claimed.payload, claimed.created_at});
         rows.push_back(std::move(claimed.row));
         again += claimed.tried_before ? 1 : 0;
     }

@@ -16,6 +16,7 @@
 #include "store/preflight.hpp"
 #include "store/route.hpp"
 #include "store/row_version.hpp"
+#include "store/target.hpp"
 
 extern "C" {
 #include "storage/itemptr.h"
@@ -42,6 +43,8 @@ struct OutboxPlans {
     pg::Plan mark_rest;
     pg::Plan give_back;
     pg::Plan still_ours;
+    Target target; ///< of the next
+    pg::Plan deliver;
 };
 
 /// Whose transaction a pass runs in.
@@ -73,6 +76,8 @@ class OutboxStore : public core::Store {
     /// What the store keeps of a claimed row until it is settled.
     struct Claimed {
         RowVersion version;
+        pg::Result result; ///< of the claim: gone with its transaction
+        std::uint64_t index;
         Datum payload;
         std::int64_t created_at;
     };
@@ -114,18 +119,23 @@ class OutboxStore : public core::Store {
     void touch_watchdog();
     pg::Context context() const;
     void forget_other_plans();
+    void find_target();
     std::size_t read_claimed(const pg::Result &result, std::vector<core::Row> &rows);
+    std::size_t claim_by(const pg::Plan &plan, std::span<pg::Value> values, std::size_t max_rows,
+                         std::vector<core::Row> &rows);
+    bool is_callers_own(const RowVersion &version) const;
     void claim_into(std::size_t max_rows, std::vector<core::Row> &rows);
-    void leave_own_rows(std::vector<core::Row> &rows) const;
     void flush_before_publishing() const;
     pg::Value claimed_ctids() const;
 
     std::int64_t watchdog_end_us_ = 0;
+    std::vector<ItemPointerData> reclaimed_; ///< versions that reclaim() has written
     bool open_ = false;
     pg::Savepoint savepoint_;
 };
 
-/// The store of the route's storage. In a client's transaction both storages settle in that transaction.
+/// The store of the route's storage. In a client's transaction, and where the target is a function that is
+/// called in the pass's, both storages settle in that one transaction.
 std::unique_ptr<OutboxStore> make_outbox_store(const Route &route, const Effective &settings,
                                                OutboxPlans &plans, core::PassHost &host, RowMemory &memory,
                                                Frame frame, bool odd_to_retries);

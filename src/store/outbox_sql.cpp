@@ -80,7 +80,7 @@ std::string reclaim_sql(const std::string &relation) {
            " SET status = 'pending', processing_at = NULL WHERE ctid = ANY (ARRAY(SELECT ctid FROM " +
            relation +
            " WHERE outbox_route = $1 AND status = 'processing' AND processing_at < $2 AND processing_at <> $3"
-           " LIMIT 1000 FOR UPDATE SKIP LOCKED))";
+           " LIMIT 1000 FOR UPDATE SKIP LOCKED)) RETURNING ctid";
 }
 
 namespace {

@@ -37,7 +37,7 @@ std::string publish_sql(const std::string &relation);
 std::string update_sql(const std::string &relation);
 
 /// At most a thousand stale rows at a time: $1 route, $2 processed before this time, $3 but not at this
-/// one: a live pass's.
+/// one: a live pass's. Gives their new ctids.
 std::string reclaim_sql(const std::string &relation);
 
 // Retain storage in transactions of its own. Rows are named by id and by the processing_at that their claim

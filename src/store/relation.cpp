@@ -253,7 +253,22 @@ const Column *Relation::column(const std::string &name) const {
     return at == columns.end() ? nullptr : &*at;
 }
 
-std::pair<std::string, std::string> split_name(const std::string &name) {
+namespace {
+
+[[noreturn]] void raise_malformed(const std::string &name, Named named) {
+    if (named == Named::function)
+        pg::raise(
+            {ERRCODE_INVALID_PARAMETER_VALUE, "malformed function name: \"" + name + "\"",
+             "A function is given as schema.function, each part spelled as in SQL, without its argument.",
+             "Write for example app.deliver, or \"Some Schema\".\"Some Function\"."});
+    pg::raise({ERRCODE_INVALID_PARAMETER_VALUE, "malformed relation name: \"" + name + "\"",
+               "A relation is given as schema.table, each part spelled as in SQL.",
+               "Write for example app.outbox, or \"Some Schema\".\"Some Table\"."});
+}
+
+} // namespace
+
+std::pair<std::string, std::string> split_name(const std::string &name, Named named) {
     struct Parts {
         int count;
         const char *schema;
@@ -271,9 +286,7 @@ std::pair<std::string, std::string> split_name(const std::string &name) {
         return found;
     });
     if (parts.count != 2)
-        pg::raise({ERRCODE_INVALID_PARAMETER_VALUE, "malformed relation name: \"" + name + "\"",
-                   "A relation is given as schema.table, each part spelled as in SQL.",
-                   "Write for example app.outbox, or \"Some Schema\".\"Some Table\"."});
+        raise_malformed(name, named);
     return {parts.schema, parts.table};
 }
 

@@ -44,9 +44,12 @@ struct Needs {
     bool retain = false;        ///< both columns that a retain pass writes
 };
 
-/// Schema and table of `name`, spelled as SQL spells a qualified name. Raises 22023 when it is
-/// malformed or has not exactly two parts: a bare name would depend on somebody's search_path.
-std::pair<std::string, std::string> split_name(const std::string &name);
+/// What a qualified name names, for the error about a malformed one.
+enum class Named { relation, function };
+
+/// Schema and table (or function) of `name`, spelled as SQL spells a qualified name. Raises 22023 when it
+/// is malformed or has not exactly two parts: a bare name would depend on somebody's search_path.
+std::pair<std::string, std::string> split_name(const std::string &name, Named named = Named::relation);
 
 /// The table that `name` names now, locked `lock` to the end of the transaction. Raises 22023
 /// malformed, 42P01 unknown; whatever kind it is it is described.

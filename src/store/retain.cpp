@@ -227,7 +227,7 @@ void RetainStore::rollback() noexcept {
 std::unique_ptr<OutboxStore> make_outbox_store(const Route &route, const Effective &settings,
                                                OutboxPlans &plans, core::PassHost &host, RowMemory &memory,
                                                Frame frame, bool odd_to_retries) {
-    if (route.storage == "retain" && frame == Frame::own)
+    if (route.storage == "retain" && frame == Frame::own && route.target_function.empty())
         return std::make_unique<RetainStore>(route, settings, plans, host, memory, frame, odd_to_retries);
     return std::make_unique<ConsumeStore>(route, settings, plans, host, memory, frame, odd_to_retries);
 }

@@ -16,8 +16,9 @@ enum class Ordering { none, key };
 /// A row of outbox_route, parsed. What is NULL in a tuning column stays empty: effective() decides.
 struct Route {
     std::string name;
-    std::string relation; ///< as written: schema.table, SQL-quoted where needed
-    std::string url;
+    std::string relation;        ///< as written: schema.table, SQL-quoted where needed
+    std::string url;             ///< empty: target_function it is
+    std::string target_function; ///< as written: schema.function; empty: url it is
     std::string method;
     bool enabled = true;
     std::string storage = "consume"; ///< or retain

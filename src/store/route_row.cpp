@@ -168,6 +168,7 @@ Route parse_route(const RouteRow &row) {
     route.name = row.text("name");
     route.relation = row.text("relation");
     route.url = row.text("url");
+    route.target_function = row.text("target_function");
     route.method = row.text("method");
     route.enabled = row.boolean("enabled");
     route.storage = row.text("storage");

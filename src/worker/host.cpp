@@ -131,8 +131,10 @@ void WorkerHost::at(core::PassPoint point, std::size_t count) {
         signals.may_die = 0;
         break;
     case core::PassPoint::after_claim:
-        // From here on an answer may have come that only a settled pass remembers.
-        signals.may_die = 0;
+        // From here on an answer may have come that only a settled pass remembers. What a target inside the
+        // database was given is undone with the pass.
+        if (transport_ != nullptr)
+            signals.may_die = 0;
         show(Phase::publish);
         pg::guard([] { pgstat_report_activity(STATE_RUNNING, "outbox_relay: publish"); });
         break;

@@ -38,6 +38,7 @@ class WorkerHost : public core::PassHost {
   public:
     WorkerHost(WorkerSlot &slot, Lane &lane) : slot_(slot), lane_(lane) {}
 
+    /// The pass sends by `transport`; without one its target lies inside the database.
     void watch(const core::Transport *transport) { transport_ = transport; }
     Order pulse() override;
     void at(core::PassPoint point, std::size_t count) override;

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <optional>
 
-#include "core/url_template.hpp"
 #include "settings/settings.hpp"
 #include "worker/memory.hpp"
+#include "worker/pass_settings.hpp"
 
 #include "pg/clock.hpp"
 #include "pg/compat.hpp"
@@ -35,22 +35,11 @@ constexpr std::int64_t kLookEvery_us = 500'000;
 /// a dying one.
 constexpr std::int64_t kIdleConnections_ms = 15'000;
 
-class ServerClock : public core::Clock {
-  public:
-    std::int64_t monotonic_us() override { return pg::monotonic_us(); }
-    std::int64_t wall_us() override { return pg::unix_us_of(GetCurrentTimestamp()); }
-};
-
 std::uint64_t seed() {
     std::uint64_t value = 0;
     if (!pg_strong_random(&value, sizeof(value)))
         value = static_cast<std::uint64_t>(pg::monotonic_us());
     return value;
-}
-
-std::string database_name() {
-    const char *name = pg::guard([] { return get_database_name(MyDatabaseId); });
-    return name == nullptr ? std::string() : std::string(name);
 }
 
 core::LanePolicy policy_of(const store::Effective &settings) {
@@ -333,17 +322,13 @@ core::NextTurn Relay::pass(LaneWork &work, bool first_of_tick) {
     lane.policy = policy_of(settings);
     const std::int64_t started_us = pg::monotonic_us();
     try {
-        http::CurlTransport &transport = transport_of(work, settings);
-        make_room(work, settings.concurrency);
         WorkerHost host(slot_, lane);
-        host.watch(&transport);
-        ServerClock clock;
         LaneMemory memory(work.lane);
         const std::unique_ptr<store::OutboxStore> store = store::make_outbox_store(
             work.route, settings, work.plans, host, memory, store::Frame::own, turn % 2 == 0);
+        const core::PassSettings pass = pass_settings(work, settings, first_of_tick);
         signals.may_die = 1;
-        const core::PassResult result = core::run_pass(pass_settings(work, settings, first_of_tick), *store,
-                                                       transport, clock, host, random_);
+        const core::PassResult result = publish(work, settings, pass, *store, host);
         signals.may_die = 0;
         for (const std::string &id : store->newly_aside())
             log_line("route \"" + work.route.name + "\" sets row " + id + " of " + work.route.relation +
@@ -355,45 +340,32 @@ core::NextTurn Relay::pass(LaneWork &work, bool first_of_tick) {
     }
 }
 
+/// Runs the pass against the route's target.
+core::PassResult Relay::publish(LaneWork &work, const store::Effective &settings,
+                                const core::PassSettings &pass, core::Store &store, WorkerHost &host) {
+    ServerClock clock;
+    if (!work.route.target_function.empty())
+        return core::run_local_pass(pass, store, clock, host);
+    http::CurlTransport &transport = transport_of(work, settings);
+    make_room(work, settings.concurrency);
+    host.watch(&transport);
+    return core::run_pass(pass, store, transport, clock, host, random_);
+}
+
 core::PassSettings Relay::pass_settings(const LaneWork &work, const store::Effective &settings,
                                         bool first_of_tick) {
     const Lane &lane = lane_at(work.lane);
-    const store::Route &route = work.route;
-    core::PassSettings pass;
+    core::PassSettings pass = worker::pass_settings(work.route, settings, database_);
     const bool breaker_open =
         settings.breaker_threshold > 0 && lane.health.publish_failures >= settings.breaker_threshold;
     pass.max_claim_rows =
         core::claim_limit(lane.health, static_cast<std::size_t>(settings.max_claim_rows), breaker_open);
-    pass.concurrency = static_cast<std::size_t>(settings.concurrency);
-    pass.deadline_us = settings.pass_deadline_ms * 1000;
-    pass.request_timeout_us = settings.request_timeout_ms * 1000;
-    pass.connect_timeout_us = settings.connect_timeout_ms * 1000;
-    pass.key_order = route.ordering == store::Ordering::key;
-    pass.refusals_are_the_rows_own = core::has_placeholders(route.url);
     pass.reclaim = first_of_tick && settings.reclaim_stale_after_ms > 0;
-    pass.breaker_threshold = static_cast<std::uint32_t>(settings.breaker_threshold);
     pass.publish_failures = lane.health.publish_failures;
-    pass.retry = {settings.retry_base_delay_ms * 1000, settings.retry_max_backoff_ms * 1000,
-                  static_cast<std::int32_t>(settings.max_attempts)};
-    pass.fail_statuses = route.fail_statuses;
     std::array<std::uint64_t, core::kLatencyBuckets> recent;
     for (std::size_t i = 0; i < recent.size(); ++i)
         recent[i] = static_cast<std::uint64_t>(lane.recent_latency[i]);
     pass.expected_latency_us = core::latency_quantile_us(recent, 0.95);
-
-    core::EnvelopeSettings &envelope = pass.envelope;
-    const auto utf8 = [](const std::string &text) { return store::to_utf8(text).value_or(text); };
-    envelope.route = utf8(route.name);
-    envelope.url = route.url;
-    envelope.method = route.method;
-    envelope.source =
-        route.source.empty() ? "/" + utf8(database_) + "/" + envelope.route : utf8(route.source);
-    envelope.cloudevents = route.cloudevents;
-    envelope.forze = route.forze;
-    envelope.hlc = route.hlc_ordering;
-    envelope.trace = route.propagate_trace;
-    envelope.headers = route.headers;
-    envelope.user_agent = "outbox_relay/" OUTBOX_RELAY_VERSION;
     return pass;
 }
 

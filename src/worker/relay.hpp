@@ -49,6 +49,8 @@ class Relay {
     void sleep_until(std::int64_t due_us);
     void tick(LaneWork &work);
     core::NextTurn pass(LaneWork &work, bool first_of_tick);
+    core::PassResult publish(LaneWork &work, const store::Effective &settings, const core::PassSettings &pass,
+                             core::Store &store, WorkerHost &host);
     core::PassSettings pass_settings(const LaneWork &work, const store::Effective &settings,
                                      bool first_of_tick);
     void make_room(const LaneWork &work, std::int64_t connections);

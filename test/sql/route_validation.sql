@@ -55,6 +55,35 @@ SELECT u || E'\n  ' || try_row('r', 'app.outbox', u)
     FROM unnest(ARRAY['', 'nonsense', 'ftp://example.com/', 'http://', 'http://user:secret@example.com/',
         'http://example.com/{nothing}', 'http://example.com/{event_type', 'http://exa mple.com/']) u;
 
+\echo target functions: exactly one of url and target_function, and nothing that belongs to a request
+CREATE FUNCTION app.deliver(event outbox_message) RETURNS void LANGUAGE sql AS '';
+CREATE FUNCTION app.deliver(jsonb) RETURNS void LANGUAGE sql AS '';
+CREATE FUNCTION app.counts(event outbox_message) RETURNS int LANGUAGE sql AS 'SELECT 1';
+CREATE FUNCTION app.many(event outbox_message) RETURNS SETOF void LANGUAGE sql AS '';
+CREATE PROCEDURE app.proc(event outbox_message) LANGUAGE sql AS '';
+CREATE FUNCTION app."Quoted ""F"""(event outbox_message) RETURNS void LANGUAGE sql AS '';
+CREATE FUNCTION try_target(target text, col text DEFAULT 'enabled', val text DEFAULT 'false') RETURNS SETOF text LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN NEXT COALESCE(target, 'NULL') || ', ' || col || ' = ' || val || E'\n  ' || attempt(format(
+        'INSERT INTO outbox_route (name, relation, target_function, %I) VALUES (''r'', ''app.outbox'', %L, %s)', col, target, val));
+    DELETE FROM outbox_route;
+END $$;
+SELECT try_target(f) FROM unnest(ARRAY['app.deliver', 'app."Quoted ""F"""', NULL, '', 'deliver', 'app.deliver(outbox_message)', 'a.b.c',
+    'app.missing', 'missing.deliver', 'app.counts', 'app.many', 'app.proc', 'pg_catalog.now']) f;
+SELECT try_target('app.deliver', c, v) FROM (VALUES ('url', '''http://127.0.0.1:9/'''), ('method', '''PUT'''), ('envelope', '''{forze}'''),
+    ('source', '''/a'''), ('headers', '''{"X-A": "b"}'''), ('fail_statuses', '''{404}'''), ('ca_file', '''/ca.pem'''),
+    ('request_timeout', '''5 s'''), ('connect_timeout', '''1 s'''), ('concurrency', '1'), ('max_attempts', '1'), ('ordering', '''none'''),
+    ('pass_deadline', '''1 s''')) v (c, v);
+\echo what a restore brings is judged for form alone, and a function may be changed later only to one that is there
+SELECT attempt('INSERT INTO outbox_route (name, relation, target_function, owner, bound_to) VALUES (''r'', ''app.outbox'', ''app.missing'', current_user, ''1/2/'')');
+SELECT attempt('UPDATE outbox_route SET target_function = ''app.other''');
+SELECT attempt('UPDATE outbox_route SET target_function = NULL, url = ''http://127.0.0.1:9/''');
+SELECT attempt('UPDATE outbox_route SET target_function = ''app.deliver'', url = NULL');
+SELECT setting, value, source FROM outbox_route_effective WHERE setting IN ('url', 'target_function');
+DELETE FROM outbox_route;
+DROP FUNCTION try_target, app.deliver(outbox_message), app.counts, app.many, app."Quoted ""F""";
+DROP PROCEDURE app.proc;
+
 \echo words
 SELECT try_column('method', v) FROM unnest(ARRAY['''GET''', '''''', 'NULL']) v;
 SELECT try_column('storage', v) FROM unnest(ARRAY['''retain''', '''keep''', 'NULL']) v;

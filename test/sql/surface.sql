@@ -25,6 +25,11 @@ JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdroppe
 LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
 ORDER BY c.relname, a.attnum;
 
+\echo the type of a message
+SELECT attname || ' ' || format_type(atttypid, atttypmod) FROM pg_attribute
+WHERE attrelid = 'outbox_message'::regclass AND attnum > 0 AND NOT attisdropped AND col_description(attrelid, attnum) IS NOT NULL
+ORDER BY attnum;
+
 \echo triggers, all of them always
 SELECT tgname || ' ' || tgenabled::text FROM pg_trigger WHERE tgrelid = 'outbox_route'::regclass ORDER BY 1;
 

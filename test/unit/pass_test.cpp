@@ -85,6 +85,16 @@ class FakeStore : public Store {
         fail("render");
         return std::to_string(claimed_[row.handle]);
     }
+    /// A target of the store's own: its effect lasts as the pass does.
+    std::optional<Unsendable> deliver(const Row &row) override {
+        fail("deliver");
+        world_.clock.now_us += static_cast<std::int64_t>(world_.random() % 50'000);
+        if (claimed_[row.handle] % 11 == 10)
+            return Unsendable{"never"};
+        order_kept = order_kept && (calls_.empty() || calls_.back() < claimed_[row.handle]);
+        calls_.push_back(claimed_[row.handle]);
+        return std::nullopt;
+    }
     void settle(const Settlement &settlement) override {
         fail("settle");
         for (const std::uint32_t handle : settlement.published) {
@@ -109,11 +119,14 @@ class FakeStore : public Store {
     std::size_t settle_chunk() const override { return chunk_; }
     void commit() override {
         fail("commit");
+        for (const std::size_t event : calls_)
+            ++world_.events[event].delivered;
         write();
     }
     void rollback() noexcept override { rolled_back = true; }
 
     bool rolled_back = false;
+    bool order_kept = true;
 
   private:
     void fail(const char *where) {
@@ -135,6 +148,7 @@ class FakeStore : public Store {
     World &world_;
     const std::size_t chunk_;
     std::vector<std::size_t> claimed_;
+    std::vector<std::size_t> calls_;
     std::vector<Event> draft_;
 };
 
@@ -349,7 +363,48 @@ void run_schedule(std::uint64_t seed, std::size_t chunk) {
     }
 }
 
+/// A target inside the database: each event takes effect exactly once, in claim order within a pass, and no
+/// attempt is counted.
+void run_local_schedule(std::uint64_t seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    World world;
+    world.random.seed(seed);
+    world.store_fault = world.random() % 2 == 0 ? 0.02 : 0;
+    const double order = world.random() % 5 == 0 ? 0.02 : 0;
+    world.events.resize(1 + world.random() % 60);
+    const PassSettings settings = settings_for(world.random);
+    for (int pass = 0; pass < 60; ++pass) {
+        FakeStore store(world, 0);
+        FakeHost host(world, order);
+        const std::int64_t started_us = world.clock.now_us;
+        try {
+            const PassResult result = run_local_pass(settings, store, world.clock, host);
+            expect_counters(result);
+            EXPECT_EQ(result.retried + result.refused, 0);
+            EXPECT_LE(world.clock.now_us - started_us, settings.deadline_us + 50'000);
+            EXPECT_EQ(result.stop == Stop::asked, host.asked);
+        } catch (const std::runtime_error &) {
+            EXPECT_TRUE(store.rolled_back);
+        }
+        EXPECT_TRUE(store.order_kept);
+    }
+    for (std::size_t i = 0; i < world.events.size(); ++i) {
+        const Event &event = world.events[i];
+        EXPECT_EQ(event.delivered, event.gone ? 1 : 0);
+        EXPECT_EQ(event.failed, i % 11 == 10 && !event.pending);
+        EXPECT_EQ(event.attempts, 0);
+    }
+}
+
 } // namespace
+
+TEST(Pass, delivers_exactly_once_inside_the_database) {
+    for (std::uint64_t seed = 1; seed <= 5'000; ++seed) {
+        run_local_schedule(seed);
+        if (HasFatalFailure() || HasNonfatalFailure())
+            break;
+    }
+}
 
 TEST(Pass, loses_nothing_under_random_failures) {
     for (std::uint64_t seed = 1; seed <= 10'000; ++seed) {

@@ -1,0 +1,119 @@
+#include "worker/on_demand.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+
+#include "http/curl_transport.hpp"
+#include "store/outbox.hpp"
+#include "worker/fault.hpp"
+#include "worker/host.hpp"
+#include "worker/lanes.hpp"
+#include "worker/memory.hpp"
+#include "worker/pass_settings.hpp"
+
+#include "pg/error.hpp"
+#include "pg/guard.hpp"
+
+extern "C" {
+#include "storage/pmsignal.h"
+}
+
+namespace outbox_relay::worker {
+
+namespace {
+
+/// As many as max_claim_rows allows; a pass holds them in memory.
+constexpr std::int64_t kMostRows = 100'000;
+
+/// The pass's view of a session: cancels, its statement_timeout and its end come as errors out of the
+/// interrupts.
+class SessionHost final : public core::PassHost {
+  public:
+    Order pulse() override {
+        pg::guard([] {
+            CHECK_FOR_INTERRUPTS();
+            if (!PostmasterIsAlive())
+                ereport(FATAL, (errcode(ERRCODE_ADMIN_SHUTDOWN),
+                                errmsg("terminating connection due to unexpected postmaster exit")));
+        });
+        return Order::go_on;
+    }
+
+    void at(core::PassPoint point, std::size_t count) override { reach_fault_point(point, count); }
+};
+
+/// A lane's memory of rows is for what its own passes sent: here the caller's rollback is meant to return
+/// the rows. What its live pass holds is its own, though.
+class LiveClaim final : public store::RowMemory {
+  public:
+    explicit LiveClaim(const std::string &route) : key_(lane_key(MyDatabaseId, route, std::nullopt)) {}
+
+    std::vector<store::RowVersion> load() override { return {}; }
+    void add(const store::RowVersion &) noexcept override {}
+    void replace(std::span<const store::RowVersion>) noexcept override {}
+    std::int64_t live_claim() const noexcept override {
+        LockedLanes locked(LW_SHARED);
+        const int lane = find_lane(key_);
+        return lane < 0 ? 0 : LaneMemory(lane).live_claim();
+    }
+    void set_live_claim(std::int64_t) noexcept override {}
+
+  private:
+    const LaneKey key_;
+};
+
+/// A deferred check would run at the caller's commit, as the caller: the server refuses to queue it. By
+/// the place that raises it, since messages are translated.
+bool is_refused_deferral(const pg::Error &error) {
+    const char *place = error.data()->funcname;
+    return error.sqlstate() == ERRCODE_INSUFFICIENT_PRIVILEGE && place != nullptr &&
+           std::strcmp(place, "afterTriggerMarkEvents") == 0;
+}
+
+core::PassResult run(const store::Route &route, const store::Effective &settings,
+                     const core::PassSettings &pass) {
+    SessionHost host;
+    LiveClaim memory(route.name);
+    ServerClock clock;
+    store::OutboxPlans plans;
+    std::random_device random;
+    std::mt19937_64 generator((std::uint64_t{random()} << 32) | random());
+    const std::unique_ptr<store::OutboxStore> store = store::make_outbox_store(
+        route, settings, plans, host, memory, store::Frame::callers, (generator() & 1) != 0);
+    if (!route.target_function.empty())
+        return core::run_local_pass(pass, *store, clock, host);
+    http::TransportSettings transport_settings;
+    transport_settings.max_connections = static_cast<int>(settings.concurrency);
+    transport_settings.ca_file = route.ca_file;
+    http::CurlTransport transport(transport_settings);
+    return core::run_pass(pass, *store, transport, clock, host, generator);
+}
+
+} // namespace
+
+core::PassResult pass_on_demand(const store::Route &route, std::int64_t max_rows) {
+    store::Effective settings = store::effective(route);
+    settings.concurrency = std::min(settings.concurrency, most_requests_in_flight());
+    core::PassSettings pass = pass_settings(route, settings, database_name());
+    if (max_rows > 0)
+        pass.max_claim_rows = static_cast<std::size_t>(std::min(max_rows, kMostRows));
+    pass.reclaim = settings.reclaim_stale_after_ms > 0;
+    try {
+        return run(route, settings, pass);
+    } catch (const pg::Error &error) {
+        if (!is_refused_deferral(error))
+            throw;
+        pg::raise(
+            {error.sqlstate(), error.message(),
+             "A deferrable constraint or trigger of " + route.relation + " would be checked after the pass.",
+             "Run SET CONSTRAINTS ALL IMMEDIATE before the pass, make the constraint NOT DEFERRABLE, or "
+             "leave the route to "
+             "the worker, which checks it at the end of each statement."});
+    }
+}
+
+} // namespace outbox_relay::worker

@@ -1,0 +1,305 @@
+# outbox_relay_pass(): a pass in the caller's transaction. Its rollback returns every row, it skips what the transaction
+# wrote itself, sets nothing, ends with its caller, and leaves the lane alone.
+
+use strict;
+use warnings;
+use FindBin;
+use lib "$FindBin::Bin/lib";
+use Test::More;
+use Time::HiRes qw(time);
+use OutboxRelay::Endpoint;
+use OutboxRelay::Lane;
+use OutboxRelay::Node;
+use OutboxRelay::Wait ();
+
+my $node = new_node('pass', conf => "autovacuum = off\noutbox_relay.interval = '1h'\nmax_prepared_transactions = 5\n");
+my $e = OutboxRelay::Endpoint->start;
+
+# A table with a paused route of the same name: nobody but the calls relays it.
+sub scene
+{
+    my ($name, %columns) = @_;
+    $e->reset;
+    make_outbox($node, 'postgres', "app.$name", %{ delete $columns{table} // {} });
+    create_route($node, $name, "app.$name", delete $columns{url} // $e->url, enabled => 0, %columns);
+    return "app.$name";
+}
+
+# The call's result as claimed|published|failed|retried|refused|reclaimed|untouched.
+sub relay
+{
+    my ($route, @more) = @_;
+    return $node->safe_psql('postgres', "SELECT * FROM outbox_relay_pass(" . join(', ', sql_literal($route), @more) . ')');
+}
+
+sub rows { my ($table) = @_; return value($node, "SELECT count(*) FROM $table"); }
+
+subtest 'what a pass gives back' => sub {
+    my $table = scene('plain', max_attempts => 1, concurrency => 1);
+    is(relay('plain'), '0|0|0|0|0|0|0', 'nothing to do');
+    insert_rows($node, $table, 'plain', 7);
+    is(relay('plain', 3), '3|3|0|0|0|0|0', 'max_rows');
+    is(relay('plain'), '4|4|0|0|0|0|0', 'the rest');
+    is(rows($table), 0, 'deleted');
+    is($e->count->{events}, 7, 'and sent once each');
+
+    insert_rows($node, $table, 'plain', 2);
+    $node->safe_psql('postgres', "UPDATE outbox_route SET url = '" . $e->url('/status/500') . "' WHERE name = 'plain'");
+    is(relay('plain'), '2|0|2|0|0|0|0', 'failed');
+    is(value($node, "SELECT outbox_requeue_failed('plain')"), 2, 'requeued');
+    $node->safe_psql('postgres', "UPDATE outbox_route SET max_attempts = 5 WHERE name = 'plain'");
+    is(relay('plain'), '2|0|0|2|0|0|0', 'retried');
+    is(relay('plain'), '0|0|0|0|0|0|0', 'not ripe');
+    $node->safe_psql('postgres', "UPDATE $table SET available_at = NULL; UPDATE outbox_route SET url = 'http://127.0.0.1:9/'");
+    insert_rows($node, $table, 'plain', 3);
+    is(relay('plain'), '5|0|0|0|3|0|2', 'refused: three in a row end it, the others are untouched');
+    $node->safe_psql('postgres', "UPDATE $table SET status = 'processing', processing_at = now() - interval '1 h';"
+          . "UPDATE outbox_route SET url = '" . $e->url . "'");
+    is(relay('plain'), '5|5|0|0|0|5|0', 'reclaimed, and published by the same pass');
+    is(lane($node, 'plain')->{passes}, 0, 'no lane counts them');
+};
+
+# CON-16, CON-18
+subtest 'the transaction is the caller\'s' => sub {
+    my $table = scene('tx');
+    insert_rows($node, $table, 'tx', 5);
+    my $before = value($node, "SELECT array_agg((ctid, xmin, attempts) ORDER BY ctid) FROM $table");
+    is($node->safe_psql('postgres', "BEGIN; SELECT published FROM outbox_relay_pass('tx'); SELECT count(*) FROM $table; ROLLBACK"),
+        "5\n0", 'published and gone for the transaction');
+    is(value($node, "SELECT array_agg((ctid, xmin, attempts) ORDER BY ctid) FROM $table"), $before, 'a rollback returns every row');
+
+    is($node->safe_psql('postgres', <<"SQL"), "2\n3\n3\n5", 'a savepoint of the caller');
+BEGIN;
+SELECT published FROM outbox_relay_pass('tx', 2);
+SAVEPOINT s;
+SELECT published FROM outbox_relay_pass('tx');
+ROLLBACK TO s;
+SELECT count(*) FROM $table;
+COMMIT;
+SELECT 2 + count(*) FROM $table;
+SQL
+    is($node->safe_psql('postgres', "BEGIN; SELECT published FROM outbox_relay_pass('tx', 1); COMMIT; SELECT count(*) FROM $table"), "1\n2", 'commit');
+
+    # An error inside: undone, and the caller's exception block goes on.
+    $node->safe_psql('postgres', <<"SQL");
+CREATE TABLE app.note (what text);
+CREATE FUNCTION app.tx_f() RETURNS trigger LANGUAGE plpgsql AS \$\$ BEGIN RAISE 'no'; END \$\$;
+CREATE TRIGGER t BEFORE DELETE ON $table FOR EACH ROW EXECUTE FUNCTION app.tx_f();
+DO \$\$
+BEGIN
+    INSERT INTO app.note VALUES ('before');
+    BEGIN
+        INSERT INTO app.note VALUES ('inside');
+        PERFORM outbox_relay_pass('tx');
+    EXCEPTION WHEN raise_exception THEN
+        INSERT INTO app.note VALUES (SQLERRM);
+    END;
+    INSERT INTO app.note SELECT current_user || current_setting('search_path');
+END \$\$;
+SQL
+    is(value($node, "SELECT string_agg(what, ',') FROM app.note"), 'before,no,' . value($node, "SELECT current_user || current_setting('search_path')"), 'undone to the block\'s begin');
+    is(rows($table), 2, 'no row is lost');
+    is($node->psql('postgres', "BEGIN; SELECT outbox_relay_pass('tx'); COMMIT"), 3, 'without a block the error is the caller\'s');
+    $node->safe_psql('postgres', "DROP TRIGGER t ON $table");
+    is(relay('tx'), '2|2|0|0|0|0|0', 'afterwards');
+
+    insert_rows($node, $table, 'tx', 2);
+    $node->safe_psql('postgres', "BEGIN; SELECT outbox_relay_pass('tx'); PREPARE TRANSACTION 'p'");
+    is(relay('tx'), '0|0|0|0|0|0|0', 'prepared: the rows are locked');
+    $node->safe_psql('postgres', "ROLLBACK PREPARED 'p'");
+    is(relay('tx'), '2|2|0|0|0|0|0', 'and come back');
+};
+
+subtest 'rows that the transaction wrote itself are skipped' => sub {
+    my $table = scene('own');
+    insert_rows($node, $table, 'own', 3);
+    is($node->safe_psql('postgres', <<"SQL"), "3\n0\n252", 'only those that were committed before');
+BEGIN;
+DO \$\$ BEGIN PERFORM outbox_stage('own', 'own', '1') FROM generate_series(1, 250); END \$\$;
+SAVEPOINT s;
+DO \$\$ BEGIN PERFORM outbox_stage('own', 'nested', '1'); EXCEPTION WHEN division_by_zero THEN NULL; END \$\$;
+RELEASE s;
+-- Older than all others.
+INSERT INTO $table SELECT (jsonb_populate_record(o, jsonb_build_object('id', gen_random_uuid(), 'event_id', gen_random_uuid(), 'created_at', '2020-01-01', 'event_type', 'own'))).* FROM $table AS o LIMIT 1;
+SELECT published FROM outbox_relay_pass('own', 100);
+SELECT claimed FROM outbox_relay_pass('own');
+COMMIT;
+SELECT count(*) FROM $table;
+SQL
+    is($e->count->{events}, 3, 'nothing of its own was sent');
+    is(relay('own', 1000), '252|252|0|0|0|0|0', 'the next transaction sends them');
+
+    insert_rows($node, $table, 'own', 1, columns => { status => 'failed' });
+    is($node->safe_psql('postgres', "BEGIN; SELECT outbox_requeue_failed('own'); SELECT claimed FROM outbox_relay_pass('own'); COMMIT"), "1\n0", 'a row that it requeued is its own too');
+    is(relay('own'), '1|1|0|0|0|0|0', 'afterwards');
+};
+
+# CON-17
+subtest 'it sets nothing, and takes the isolation level' => sub {
+    my $table = scene('level');
+    my $settings = q{SELECT string_agg(name || '=' || setting, ',' ORDER BY name) FROM pg_settings WHERE source <> 'override' OR name ~ 'timeout'};
+    for my $level ('READ COMMITTED', 'REPEATABLE READ', 'SERIALIZABLE')
+    {
+        insert_rows($node, $table, 'level', 2);
+        my ($before, $published, $after) = split /\n/, $node->safe_psql('postgres',
+            "BEGIN ISOLATION LEVEL $level; $settings; SELECT published FROM outbox_relay_pass('level'); $settings; COMMIT");
+        is($published, 2, $level);
+        is($after, $before, "$level: settings as before");
+    }
+    # A row that changed since the snapshot: honest.
+    insert_rows($node, $table, 'level', 1);
+    my $session = $node->background_psql('postgres', on_error_stop => 0);
+    $session->query_safe('BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1');
+    $node->safe_psql('postgres', "UPDATE $table SET payload = '2'");
+    $session->query("SELECT claimed FROM outbox_relay_pass('level')");
+    like($session->{stderr}, qr/could not serialize access/, 'REPEATABLE READ: 40001');
+    $session->quit;
+    is(relay('level'), '1|1|0|0|0|0|0', 'READ COMMITTED takes it');
+    like(error_of('BEGIN READ ONLY; SELECT outbox_relay_pass($$level$$)'), qr/cannot execute outbox_relay_pass\(\) in a read-only transaction/, 'READ ONLY');
+};
+
+sub error_of
+{
+    my ($sql, %opts) = @_;
+    my ($code, $out, $err) = $node->psql('postgres', $sql, %opts);
+    return $code == 0 ? "no error: $out" : $err;
+}
+
+subtest 'the lane and its schedule are left alone' => sub {
+    my $table = scene('lane', enabled => 1, url => $e->url('/status/503?retry_after=100'));
+    insert_rows($node, $table, 'lane', 1);
+    is(relay('lane'), '1|0|0|0|1|0|0', 'an endpoint that asks to wait');
+    my $lane = lane($node, 'lane');
+    isnt($lane->{state}, 'refused', 'does not hold the lane');
+    is($lane->{claimed}, 0, 'nor count for it');
+    $node->safe_psql('postgres', "UPDATE outbox_route SET enabled = false WHERE name = 'lane'; UPDATE $table SET available_at = NULL");
+    $node->safe_psql('postgres', "UPDATE outbox_route SET url = '" . $e->url . "' WHERE name = 'lane'");
+    is(relay('lane'), '1|1|0|0|0|0|0', 'a paused route is relayed');
+    is(value($node, "SELECT enabled FROM outbox_route WHERE name = 'lane'"), 'f', 'and stays paused');
+};
+
+# Two passes of one route in parallel, each with the half: CON-20.
+subtest 'beside another pass' => sub {
+    my $table = scene('beside');
+    insert_rows($node, $table, 'beside', 10);
+    my $session = hold_session($node, "BEGIN; SELECT outbox_relay_pass('beside', 4)");
+    is(relay('beside'), '6|6|0|0|0|0|0', 'rows of the other are skipped, not waited for');
+    $session->query_safe('ROLLBACK');
+    $session->quit;
+    is(relay('beside'), '4|4|0|0|0|0|0', 'and come back with its rollback');
+};
+
+subtest 'a deferrable constraint' => sub {
+    my $table = scene('deferred');
+    insert_rows($node, $table, 'deferred', 1);
+    $node->safe_psql('postgres', "CREATE TABLE app.child (id uuid REFERENCES $table DEFERRABLE INITIALLY DEFERRED)");
+    my $error = error_of("SELECT outbox_relay_pass('deferred')");
+    like($error, qr/ERROR:.*deferred trigger/, 'fails the call');
+    like($error, qr/HINT:  .*SET CONSTRAINTS ALL IMMEDIATE/, 'with a hint');
+    is(rows($table), 1, 'the row is still there');
+    is($node->safe_psql('postgres', "BEGIN; SET CONSTRAINTS ALL IMMEDIATE; SELECT published FROM outbox_relay_pass('deferred'); COMMIT"), 1, 'which helps');
+};
+
+# Ctrl-C, statement_timeout and pg_terminate_backend while the endpoint hangs.
+subtest 'it ends with its caller' => sub {
+    my $table = scene('hang', url => $e->url('/hang'), pass_deadline => '1h');
+    insert_rows($node, $table, 'hang', 3);
+    my $ends = sub {
+        my ($what, $begin, $end, $error) = @_;
+        my @took;
+        for my $round (1 .. 4)
+        {
+            my $session = $node->background_psql('postgres', on_error_stop => 0);
+            my $pid = $session->query_safe('SELECT pg_backend_pid()');
+            $session->{stdin} .= "$begin\nSELECT outbox_relay_pass('hang');\n\\echo over\n";
+            $session->{run}->pump_nb;
+            my $connections = $e->wait_for_inflight(sub { $_[0]{complete} });
+            my $at = time();
+            $end->($pid);
+            wait_sql($node, 'postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $pid AND state = 'active'") ;
+            push @took, time() - $at;
+            OutboxRelay::Wait::wait_until(sub { $session->{run}->pump_nb; $session->{stderr} =~ /$error/ }, what => $error, diag => sub { $session->{stderr} });
+            eval { $session->quit };
+            $e->wait_until(sub { $e->count->{inflight} == 0 }, what => 'the requests to be cancelled');
+        }
+        my ($best) = sort { $a <=> $b } @took;
+        cmp_ok($best, '<', 0.2, sprintf '%s: %s s', $what, join ' ', map { sprintf '%.3f', $_ } @took);
+        is(rows($table), 3, "$what: every row is as it was");
+        return;
+    };
+    $ends->('pg_cancel_backend', '', sub { value($node, "SELECT pg_cancel_backend($_[0])") }, 'canceling statement due to user request');
+    $ends->('pg_terminate_backend', '', sub { value($node, "SELECT pg_terminate_backend($_[0])") }, 'terminating connection due to administrator command');
+    $ends->('in a transaction', 'BEGIN;', sub { value($node, "SELECT pg_cancel_backend($_[0])") }, 'canceling statement due to user request');
+
+    my @late;
+    for my $round (1 .. 4)
+    {
+        my $at = time();
+        like(error_of("SET statement_timeout = '400ms'; SELECT outbox_relay_pass('hang')"), qr/statement timeout/, 'statement_timeout');
+        push @late, time() - $at - 0.4;
+    }
+    my ($best) = sort { $a <=> $b } @late;
+    cmp_ok($best, '<', 0.2, sprintf 'statement_timeout and: %s s', join ' ', map { sprintf '%.3f', $_ } @late);
+    is(value($node, "SELECT sum(attempts) FROM $table"), 0, 'no attempt is counted');
+};
+
+subtest 'what is refused' => sub {
+    my $table = scene('refused');
+    my $offset = 0;
+    my @cases = (
+        [ 'SELECT outbox_relay_pass(NULL)', qr/22004/ ],
+        [ q{SELECT outbox_relay_pass('unknown')}, qr/42704/ ],
+        [ q{SELECT outbox_relay_pass('refused', 0)}, qr/22023/ ],
+        [ q{SELECT outbox_relay_pass('refused', -5)}, qr/22023/ ],
+        [ q{SELECT outbox_relay_pass('refused', tenant_id => gen_random_uuid())}, qr/22023.*has no tenants/ ]);
+    like(error_of("\\set VERBOSITY verbose\n$_->[0]"), $_->[1], $_->[0]) for @cases;
+    $node->safe_psql('postgres', "ALTER TABLE $table RENAME COLUMN payload TO p");
+    like(error_of("\\set VERBOSITY verbose\nSELECT outbox_relay_pass('refused')"), qr/42703.*"refused".*payload/, 'preflight');
+    $node->safe_psql('postgres', "ALTER TABLE $table RENAME COLUMN p TO payload");
+    $node->safe_psql('postgres', <<'SQL');
+INSERT INTO outbox_route (name, relation, url, owner, bound_to) VALUES ('foreign', 'app.refused', 'http://127.0.0.1:9/', current_user, '1/2/');
+SQL
+    like(error_of("\\set VERBOSITY verbose\nSELECT outbox_relay_pass('foreign')"), qr/55000.*bound to another database/, 'bound elsewhere');
+    is($e->count->{received}, 0, 'nothing was sent');
+};
+
+subtest 'who may' => sub {
+    $node->safe_psql('postgres', 'CREATE ROLE owner; CREATE ROLE member LOGIN IN ROLE owner; CREATE ROLE stranger LOGIN');
+    my $table = scene('who', table => { owner => 'owner' }, owner => 'owner');
+    $node->safe_psql('postgres', 'GRANT USAGE ON SCHEMA app TO PUBLIC; CREATE TABLE app.acted (who text, path text, level text); GRANT INSERT ON app.acted TO owner');
+    $node->safe_psql('postgres', <<"SQL");
+CREATE FUNCTION app.who_f() RETURNS trigger LANGUAGE plpgsql AS
+    'BEGIN INSERT INTO app.acted VALUES (current_user, current_setting(''search_path''), current_setting(''work_mem'')); RETURN OLD; END';
+ALTER FUNCTION app.who_f OWNER TO owner;
+CREATE TRIGGER t BEFORE DELETE ON $table FOR EACH ROW EXECUTE FUNCTION app.who_f();
+SQL
+    insert_rows($node, $table, 'who', 2);
+    my $as = sub { my ($role) = @_; return error_of("SET ROLE $role; SELECT published FROM outbox_relay_pass('who', 1)") };
+    like($as->('member'), qr/permission denied for function outbox_relay_pass/, 'nobody without a grant');
+    $node->safe_psql('postgres', 'GRANT EXECUTE ON FUNCTION outbox_relay_pass TO member, stranger');
+    like($as->('stranger'), qr/permission denied for outbox route "who"/, 'nor without membership');
+    like($as->('member'), qr/no error: 1/, 'a member');
+    like(error_of("SELECT published FROM outbox_relay_pass('who')"), qr/no error: 1/, 'a superuser');
+    is(value($node, 'SELECT DISTINCT who || path FROM app.acted'), 'ownerpg_catalog, pg_temp', 'as the owner, restricted, both times');
+    for my $vector ('RESET ROLE', 'SET ROLE postgres', 'CREATE TEMP TABLE t (a int)', 'LISTEN x', q{PERFORM set_config('role', 'postgres', false)})
+    {
+        $node->safe_psql('postgres', "CREATE OR REPLACE FUNCTION app.who_f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN "
+              . ($vector =~ s/'/''/gr) . "; RETURN OLD; END'");
+        insert_rows($node, $table, 'who', 1);
+        like(error_of(q{SELECT outbox_relay_pass('who')}), qr/ERROR: .*(security-restricted|security-definer|cannot)/, "not: $vector");
+        $node->safe_psql('postgres', "DELETE FROM $table");
+    }
+};
+
+$node->stop;
+
+subtest 'without the preload' => sub {
+    my $late = new_node('late', preload => '', extension => 1);
+    make_outbox($late, 'postgres', 'app.late');
+    create_route($late, 'late', 'app.late', $e->url);
+    my ($code, $out, $err) = $late->psql('postgres', "\\set VERBOSITY verbose\nSELECT outbox_relay_pass('late')");
+    like($err, qr/55000.*HINT:  Add outbox_relay to shared_preload_libraries/s, '55000 with a hint');
+    $late->stop;
+};
+
+done_testing();
