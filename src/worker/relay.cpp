@@ -425,6 +425,9 @@ core::NextTurn Relay::committed(LaneWork &work, const store::Effective &settings
                                 const core::PassResult &result, std::int64_t started_us) {
     Lane &lane = lane_at(work.lane);
     ServerClock clock;
+    // Where nothing could be sent, the address may be one that the name has no more.
+    if (result.stop == core::Stop::refused)
+        work.transport->drop_idle();
     const double jitter = uniform();
     const TimestampTz now = GetCurrentTimestamp();
     bool recovered = false;

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import http.client
 import json
 import os
@@ -239,6 +240,27 @@ class EndpointTest(unittest.TestCase):
                 self.assertTrue(piece, "closed in good order")
                 data += piece
         self.assertIn(b"\r\n\r\nxxx", data)
+
+    def test_reset_at_a_byte(self):
+        for count, acked in ((0, False), (10, False), (37, False), (38, True), (40, True)):
+            with self.subTest(count):
+                self.endpoint.control("POST", "/reset")
+                sock = self.connect()
+                sock.sendall(request("/rst-at=%d" % count))
+                had = b""
+                with self.assertRaises(ConnectionResetError):
+                    while True:
+                        piece = sock.recv(100)
+                        self.assertTrue(piece)
+                        had += piece
+                self.assertEqual(had, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"[:count])
+                self.assertEqual(self.only_record()["acked"], acked)
+
+    def test_compressed_body(self):
+        head, body = self.ask("/gzip?bytes=100000&status=200").split(b"\r\n\r\n", 1)
+        self.assertIn(b"Content-Encoding: gzip", head)
+        self.assertLess(len(body), 2000)
+        self.assertEqual(gzip.decompress(body), bytes(100000))
 
     def test_drop_of_a_reused_connection(self):
         sock = self.connect()
