@@ -388,6 +388,11 @@ class EndpointTest(unittest.TestCase):
         statuses = [self.ask("/script/b?then=repeat")[9:12] for _ in range(3)]
         self.assertEqual(statuses, [b"500", b"418", b"418"])
 
+    def test_random_script(self):
+        self.endpoint.control("POST", "/script/dice", ["/status/201", "/status/202"])
+        seen = {self.ask("/script/dice?then=random")[:12] for _ in range(60)}
+        self.assertEqual(seen, {b"HTTP/1.1 201", b"HTTP/1.1 202"})
+
     def test_rules(self):
         self.endpoint.control("POST", "/rules", [{"header": "ce-type", "value": "bad", "step": {"status": 500},
                                                   "times": 1}])

@@ -346,5 +346,6 @@ def resolve(endpoint, exchange: Exchange) -> Tuple[Step, Scenario]:
     step = endpoint.rules.match(exchange) if endpoint.rules else None
     step = step or step_of_target(exchange.target)
     if step.name == "script":
-        step = endpoint.scripts.next(step.rest, repeat=step.params.get("then") == "repeat")
+        then = step.params.get("then")
+        step = endpoint.scripts.draw(step.rest) if then == "random" else endpoint.scripts.next(step.rest, then == "repeat")
     return step, SCENARIOS[step.name]
