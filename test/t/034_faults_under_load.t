@@ -146,7 +146,7 @@ my %blows = (
         $node->start;
     });
 
-sub comes_back { return $node->poll_query_until('postgres', 'SELECT true') || die 'the server did not come back'; }
+sub comes_back { return wait_for_server($node); }
 
 # How many rows of one lane have been acknowledged and not settled when its pass stands at a place: least and most.
 my %place = (

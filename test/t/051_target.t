@@ -176,7 +176,7 @@ subtest 'killed in every step, each event takes effect once' => sub {
             if ($action eq 'kill')
             {
                 kill_worker($node, 'postgres', 'KILL');
-                $node->poll_query_until('postgres', 'SELECT true') or die 'the server did not come back';
+                wait_for_server($node);
             }
             set_conf($node, 'outbox_relay.fault_point' => undef);
             wait_empty($node, $table, all => 1);
