@@ -146,6 +146,43 @@ ALTER TABLE outbox_route ENABLE ALWAYS TRIGGER outbox_route_check;
 ALTER TABLE outbox_route ENABLE ALWAYS TRIGGER outbox_route_check_truncate;
 ALTER TABLE outbox_route ENABLE ALWAYS TRIGGER outbox_route_changed;
 
+CREATE FUNCTION outbox_adopt(route text DEFAULT NULL) RETURNS bigint
+    LANGUAGE c VOLATILE PARALLEL UNSAFE
+    AS 'MODULE_PATHNAME', 'outbox_relay_adopt';
+COMMENT ON FUNCTION outbox_adopt(text) IS
+    'Binds a route (default NULL: all whose owner the caller is a member of) to this server, database and outbox_relay.environment, in a copy that is to relay and after pg_upgrade; how many were bound elsewhere.';
+REVOKE ALL ON FUNCTION outbox_adopt(text) FROM PUBLIC;
+
+-- Not in dumps: no pg_extension_config_dump.
+CREATE TABLE outbox_secret (
+    name text COLLATE "C" PRIMARY KEY,
+    owner name NOT NULL DEFAULT current_user,
+    value text NOT NULL
+);
+REVOKE ALL ON outbox_secret FROM PUBLIC;
+COMMENT ON TABLE outbox_secret IS
+    'Secrets that routes of the same owner may name. Never in a dump; a base backup and a TEMPLATE copy hold them.';
+COMMENT ON COLUMN outbox_secret.name IS 'What routes call it: 1 to 63 bytes without blanks and braces. No default.';
+COMMENT ON COLUMN outbox_secret.owner IS 'The role whose routes may name it. Default current_user.';
+COMMENT ON COLUMN outbox_secret.value IS 'The secret: 1 to 8192 bytes. No default.';
+
+CREATE FUNCTION outbox_secret_check() RETURNS trigger
+    LANGUAGE c VOLATILE PARALLEL UNSAFE
+    AS 'MODULE_PATHNAME', 'outbox_relay_secret_check';
+COMMENT ON FUNCTION outbox_secret_check() IS
+    'Validates what is written to outbox_secret.';
+REVOKE ALL ON FUNCTION outbox_secret_check() FROM PUBLIC;
+CREATE TRIGGER outbox_secret_check BEFORE INSERT OR UPDATE OR DELETE ON outbox_secret
+    FOR EACH ROW EXECUTE FUNCTION outbox_secret_check();
+CREATE TRIGGER outbox_secret_check_truncate BEFORE TRUNCATE ON outbox_secret
+    FOR EACH STATEMENT EXECUTE FUNCTION outbox_secret_check();
+COMMENT ON TRIGGER outbox_secret_check ON outbox_secret IS
+    'Validates what is written.';
+COMMENT ON TRIGGER outbox_secret_check_truncate ON outbox_secret IS
+    'Asks for a superuser.';
+ALTER TABLE outbox_secret ENABLE ALWAYS TRIGGER outbox_secret_check;
+ALTER TABLE outbox_secret ENABLE ALWAYS TRIGGER outbox_secret_check_truncate;
+
 CREATE FUNCTION outbox_route_settings(
         OUT name text, OUT setting text, OUT value text, OUT source text)
     RETURNS SETOF record

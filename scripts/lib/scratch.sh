@@ -83,11 +83,27 @@ scratch_end() {
     exit "$status"
 }
 
+# small_disk: sets $small_disk to a folder that is a disk of 8 MB in the namespace that as_server_user's commands run in
+# from now on, and that ends with each of them; empty where this user may not mount, not even in a user namespace.
+small_disk() {
+    local -a unprivileged=()
+    small_disk=$scratch/small
+    mkdir -p "$small_disk"
+    namespace=(unshare -m)
+    if [ "$(id -u)" != 0 ]; then
+        namespace=(unshare -U -m --map-current-user --keep-caps)
+        unprivileged=(setpriv --inh-caps=-all --ambient-caps=-all)
+    fi
+    namespace+=(sh -c 'mount -t tmpfs -o size=8m,mode=1777 none "$1" && shift && exec "$@"' sh "$small_disk" "${unprivileged[@]}")
+    "${namespace[@]}" true 2>/dev/null || { namespace=(); small_disk=; }
+}
+
 # as_server_user COMMAND...: runs it unprivileged, with $scratch/home as home and $prefix_bin first in the path.
+namespace=()
 as_server_user() {
     local -a become=()
     [ -z "$server_user" ] || become=(runuser -u "$server_user" --)
-    "${become[@]}" env -u PGHOST -u PGPORT -u PGUSER -u PGDATABASE -u PGPASSWORD -u PGOPTIONS -u PGSERVICE -u PGDATA \
+    "${namespace[@]}" "${become[@]}" env -u PGHOST -u PGPORT -u PGUSER -u PGDATABASE -u PGPASSWORD -u PGOPTIONS -u PGSERVICE -u PGDATA \
         HOME="$scratch/home" TMPDIR=/tmp LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 PSQLRC=/dev/null \
         PATH="${prefix_bin:+$prefix_bin:}/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin" "$@"
 }

@@ -1,6 +1,7 @@
 #include <string>
 #include <vector>
 
+#include "api/adopt.hpp"
 #include "api/role.hpp"
 #include "api/route_form.hpp"
 #include "pg/entry.hpp"
@@ -167,12 +168,12 @@ bool tuning_changed(const Route &before, const Route &after) {
 }
 
 void check_binding_kept(const Route &before, const RouteRow &row) {
-    if (row.text("bound_to") == before.bound_to)
+    if (row.text("bound_to") == before.bound_to || is_adopting())
         return;
     pg::raise({ERRCODE_INVALID_PARAMETER_VALUE,
                "column \"bound_to\" of outbox route \"" + before.name + "\" can't be updated",
                "It says where the route runs, so that copies of the database stay silent.",
-               "Delete the route and insert it again without bound_to: it is then bound to this database."});
+               "Call outbox_adopt('" + before.name + "') to bind the route to this database."});
 }
 
 /// The columns that the trigger fills in.

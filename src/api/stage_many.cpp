@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "api/staging.hpp"
+#include "core/text.hpp"
+#include "store/encoding.hpp"
 #include "worker/hlc.hpp"
 #include "worker/wake.hpp"
 
@@ -49,6 +51,12 @@ constexpr std::array<Key, 11> kKeys = {{{"event_type", Column::event_type, Kind:
                                         {"causation_id", Column::causation_id, Kind::uuid},
                                         {"traceparent", Column::traceparent, Kind::text},
                                         {"available_at", Column::available_at, Kind::time}}};
+
+/// A caller's text as an error may quote it: of one line and not long.
+std::string quotable(const std::string &text) {
+    constexpr std::size_t kMax_bytes = 200;
+    return store::from_utf8(core::clean_text(store::to_utf8(text).value_or("?"), kMax_bytes));
+}
 
 std::string known_keys() {
     std::string names;
@@ -137,7 +145,7 @@ class Reader {
                 event[key.column] = value_of(key, pair.value);
             return;
         }
-        refuse("unknown key \"" + std::string(name) + "\"", "Known keys are " + known_keys() + ".");
+        refuse("unknown key \"" + quotable(std::string(name)) + "\"", "Known keys are " + known_keys() + ".");
     }
 
     pg::Value value_of(const Key &key, const JsonbValue &value) {
@@ -160,7 +168,7 @@ class Reader {
 
     pg::Value parsed(const Key &key, const std::string &text) {
         if (key.kind == Kind::uuid && !core::parse_uuid(text))
-            refuse(std::string(key.name) + " is not a UUID: \"" + text.substr(0, 64) + "\"",
+            refuse(std::string(key.name) + " is not a UUID: \"" + quotable(text) + "\"",
                    "Write it in the hyphenated form.");
         try {
             return pg::guard([&key, &text] {
@@ -172,7 +180,7 @@ class Reader {
             });
         } catch (const pg::Error &error) {
             // Rethrown at once as another error: the transaction ends either way.
-            refuse(std::string(key.name) + ": " + error.message(), "Write it in ISO 8601.");
+            refuse(std::string(key.name) + ": " + quotable(error.message()), "Write it in ISO 8601.");
         }
     }
 

@@ -52,8 +52,8 @@ class CurlTransport final : public core::Transport {
     /// True when nothing was in flight for `max_idle_ms`: time for drop_idle().
     bool is_idle_too_long(std::int64_t max_idle_ms) const;
 
-    /// Closes the kept connections and frees the kept handles; what is in flight is not touched, and
-    /// then nothing is closed.
+    /// Closes the kept connections, frees the kept handles and forgets what names resolved to; what is in
+    /// flight is not touched, and then nothing is closed.
     void drop_idle();
 
     /// Connections that may be open now, at most.

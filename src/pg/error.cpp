@@ -107,8 +107,11 @@ void report_at(int level, const Report &report) {
 }
 
 void log_error(const Error &error, const std::string &what) {
-    const std::string message = what + ": " + error.message();
-    const std::string detail = error.detail();
+    const bool quotes_data =
+        error.caught() && ERRCODE_TO_CATEGORY(error.sqlstate()) == ERRCODE_DATA_EXCEPTION;
+    const std::string message =
+        what + ": " + (quotes_data ? "SQLSTATE " + error.sqlstate_text() : error.message());
+    const std::string detail = error.caught() ? std::string() : error.detail();
     const std::string hint = error.hint();
     guard([&] {
         ereport(LOG, (errcode(error.sqlstate()), errmsg("%s", message.c_str()),

@@ -50,7 +50,9 @@ struct Report {
 /// Writes `report` to the client and the log at `level` (below ERROR): WARNING, NOTICE, LOG.
 void report_at(int level, const Report &report);
 
-/// Writes a caught error to the server log at LOG level, whole, prefixed by `what`.
+/// Writes an error to the server log at LOG level, prefixed by `what`. Of one that came out of the server
+/// only what quotes no row: not its DETAIL ("Failing row contains ..."), and of data exceptions (class 22)
+/// the SQLSTATE alone.
 void log_error(const Error &error, const std::string &what);
 
 /// Where ErrorData that outlives its transaction is allocated.

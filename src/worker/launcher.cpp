@@ -62,6 +62,7 @@ class Launcher {
                 (void)WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, wait_ms,
                                 wait_event);
                 ResetLatch(MyLatch);
+                QueryCancelPending = false; // there is no statement to cancel
                 CHECK_FOR_INTERRUPTS();
                 if (ConfigReloadPending) {
                     ConfigReloadPending = false;

@@ -66,15 +66,32 @@ double Relay::uniform() {
 }
 
 void Relay::run() {
-    while (may_serve()) {
-        std::int64_t next_due_us = 0;
-        if (LaneWork *work = take_due(next_due_us)) {
-            tick(*work);
-            serve_signals();
-        } else {
-            sleep_until(next_due_us);
+    bool goes_on = true;
+    while (goes_on) {
+        try {
+            goes_on = turn();
+        } catch (const pg::Error &error) {
+            // pg_cancel_backend is for a statement. Between passes there is none worth ending for.
+            if (error.sqlstate() != ERRCODE_QUERY_CANCELED || slot_.lane >= 0)
+                throw;
+            pg::abort_transaction();
+            routes_generation_ = 0; // may not have been read to the end
         }
     }
+}
+
+/// One round of the loop; false when the process has to end.
+bool Relay::turn() {
+    if (!may_serve())
+        return false;
+    std::int64_t next_due_us = 0;
+    if (LaneWork *work = take_due(next_due_us)) {
+        tick(*work);
+        serve_signals();
+    } else {
+        sleep_until(next_due_us);
+    }
+    return true;
 }
 
 /// True while this worker has something to do here; looks at everything that could end it.
@@ -165,7 +182,7 @@ void Relay::warn_foreign(const store::Route &route) {
     pg::report_at(WARNING, {ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
                             "route \"" + route.name + "\" is bound to another database and is not relayed",
                             "This database looks like a copy: the route's bound_to does not match it.",
-                            "If this copy is to relay, update bound_to by recreating the route here."});
+                            "If this copy is to relay, call outbox_adopt()."});
 }
 
 /// Makes work_ and the lanes follow the routes.
@@ -398,6 +415,9 @@ core::NextTurn Relay::committed(LaneWork &work, const store::Effective &settings
                                 const core::PassResult &result, std::int64_t started_us) {
     Lane &lane = lane_at(work.lane);
     ServerClock clock;
+    // Where nothing could be sent, the address may be one that the name has no more.
+    if (result.stop == core::Stop::refused)
+        work.transport->drop_idle();
     const double jitter = uniform();
     const TimestampTz now = GetCurrentTimestamp();
     bool recovered = false;

@@ -36,6 +36,7 @@ class Relay {
     void run();
 
   private:
+    bool turn();
     bool may_serve();
     bool is_one_too_many() const;
     bool parameters_changed();

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from urllib.parse import parse_qs
 
 from scenarios import OK, Step, step_of_json
@@ -11,7 +12,7 @@ from wire import Exchange, HttpConnection
 
 
 class Scripts:
-    """Named lists of steps, one consumed a request."""
+    """Named lists of steps, one consumed a request, or drawn."""
 
     def __init__(self):
         self.steps: dict = {}
@@ -20,6 +21,10 @@ class Scripts:
     def set(self, name: str, steps: list) -> None:
         self.steps[name] = list(steps)
         self.last.pop(name, None)
+
+    def draw(self, name: str) -> Step:
+        """Any step of the script, none of which is used up."""
+        return random.choice(self.steps.get(name) or [OK])
 
     def next(self, name: str, repeat: bool) -> Step:
         """The next step; of a used-up or unknown script 200, or with repeat its last step again."""

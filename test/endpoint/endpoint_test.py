@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import http.client
 import json
 import os
@@ -240,6 +241,27 @@ class EndpointTest(unittest.TestCase):
                 data += piece
         self.assertIn(b"\r\n\r\nxxx", data)
 
+    def test_reset_at_a_byte(self):
+        for count, acked in ((0, False), (10, False), (37, False), (38, True), (40, True)):
+            with self.subTest(count):
+                self.endpoint.control("POST", "/reset")
+                sock = self.connect()
+                sock.sendall(request("/rst-at=%d" % count))
+                had = b""
+                with self.assertRaises(ConnectionResetError):
+                    while True:
+                        piece = sock.recv(100)
+                        self.assertTrue(piece)
+                        had += piece
+                self.assertEqual(had, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"[:count])
+                self.assertEqual(self.only_record()["acked"], acked)
+
+    def test_compressed_body(self):
+        head, body = self.ask("/gzip?bytes=100000&status=200").split(b"\r\n\r\n", 1)
+        self.assertIn(b"Content-Encoding: gzip", head)
+        self.assertLess(len(body), 2000)
+        self.assertEqual(gzip.decompress(body), bytes(100000))
+
     def test_drop_of_a_reused_connection(self):
         sock = self.connect()
         sock.sendall(request("/drop-reused"))
@@ -365,6 +387,11 @@ class EndpointTest(unittest.TestCase):
         self.endpoint.control("POST", "/script/b", [{"status": 500}, {"status": 418}])
         statuses = [self.ask("/script/b?then=repeat")[9:12] for _ in range(3)]
         self.assertEqual(statuses, [b"500", b"418", b"418"])
+
+    def test_random_script(self):
+        self.endpoint.control("POST", "/script/dice", ["/status/201", "/status/202"])
+        seen = {self.ask("/script/dice?then=random")[:12] for _ in range(60)}
+        self.assertEqual(seen, {b"HTTP/1.1 201", b"HTTP/1.1 202"})
 
     def test_rules(self):
         self.endpoint.control("POST", "/rules", [{"header": "ce-type", "value": "bad", "step": {"status": 500},

@@ -8,6 +8,7 @@ the request hanging. `at_head` ones run when the head is in, before the body is 
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import socket
 from typing import Callable, NamedTuple, Tuple
@@ -166,6 +167,18 @@ async def rst_answer(exchange: Exchange, rest: str, params: dict) -> None:
     connection.reset()
 
 
+@scenario("rst-at")
+async def rst_at(exchange: Exchange, rest: str, params: dict) -> None:
+    """The first `value` bytes of a good answer, then (after `pause` ms, default 20) a reset."""
+    connection, count = exchange.connection, int(params.get("value", 0))
+    head = head_bytes(200, [("Content-Length", 2)])
+    connection.send((head + b"ok")[:count])
+    if count >= len(head):
+        connection.acknowledge(exchange, 200)
+    await asyncio.sleep(float(params.get("pause", 20)) / 1000)
+    connection.reset()
+
+
 @scenario("drop")
 def drop(exchange: Exchange, rest: str, params: dict) -> None:
     exchange.connection.drop()
@@ -294,6 +307,16 @@ async def big_body(exchange: Exchange, rest: str, params: dict) -> None:
     connection.finish(exchange)
 
 
+@scenario("gzip")
+def gzip_bomb(exchange: Exchange, rest: str, params: dict) -> None:
+    """An answer with `bytes` (64 MiB) of zeros as its body, compressed although nobody asked for it."""
+    connection, code = exchange.connection, status_of(params, 500)
+    body = gzip.compress(bytes(int(params.get("bytes", 64 << 20))), 1)
+    connection.send(head_bytes(code, [("Content-Encoding", "gzip"), ("Content-Length", len(body))]) + body)
+    connection.acknowledge(exchange, code)
+    connection.finish(exchange)
+
+
 @scenario("big-reason")
 def big_reason(exchange: Exchange, rest: str, params: dict) -> None:
     """A reason phrase of `bytes` (16 KiB)."""
@@ -323,5 +346,6 @@ def resolve(endpoint, exchange: Exchange) -> Tuple[Step, Scenario]:
     step = endpoint.rules.match(exchange) if endpoint.rules else None
     step = step or step_of_target(exchange.target)
     if step.name == "script":
-        step = endpoint.scripts.next(step.rest, repeat=step.params.get("then") == "repeat")
+        then = step.params.get("then")
+        step = endpoint.scripts.draw(step.rest) if then == "random" else endpoint.scripts.next(step.rest, then == "repeat")
     return step, SCENARIOS[step.name]

@@ -102,6 +102,22 @@ subtest 'evictions and cancels during a drain' => sub {
     $e->reset;
 };
 
+# F-16
+subtest 'a cancel between passes ends nobody' => sub {
+    my $ours = "FROM pg_stat_activity WHERE backend_type LIKE 'outbox_relay %'";
+    wait_sql($node, 'postgres', "SELECT count(*) = 3 $ours");
+    my $pids = "SELECT string_agg(backend_type || pid, ' ' ORDER BY pid) $ours";
+    my $before = value($node, $pids);
+    for (1 .. 30)
+    {
+        $node->safe_psql('postgres', "SELECT pg_cancel_backend(pid), pg_sleep(0.02) $ours");
+    }
+    stage($node, 'main');
+    wait_empty($node, 'app.outbox', endpoint => $e);
+    is(value($node, $pids), $before, 'the same processes go on');
+    $e->reset;
+};
+
 # B-05, B-06
 subtest 'extension, route and database that come later' => sub {
     set_conf($node, 'outbox_relay.databases' => 'postgres');

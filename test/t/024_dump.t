@@ -23,9 +23,11 @@ my $columns = 'name, relation, url, owner, bound_to, max_claim_rows, headers, en
 my $rows = value($source, "SELECT array_agg(r ORDER BY name) FROM (SELECT $columns FROM outbox_route) r");
 # Rows that are not for now are in the dump too.
 insert_rows($source, "$_.outbox", $_, 3, columns => { available_at => \q{now() + interval '1 hour'} }) for qw(first second);
+value($source, "INSERT INTO outbox_secret (name, owner, value) VALUES ('key', 'first_owner', 'canary-7f3a')");
 my $dump = $source->backup_dir . '/dump.sql';
 mkdir $source->backup_dir;
 $source->command_ok([ 'pg_dump', '--file', $dump, $source->connstr('postgres') ], 'dumped');
+unlike(PostgreSQL::Test::Utils::slurp_file($dump), qr/canary-7f3a/, 'without the secrets');
 $e->reset;
 
 # Not preloaded, one owner missing.
@@ -56,9 +58,8 @@ is($e->count->{received}, 0, 'nothing was sent');
 my @warnings = log_since($full, $offset) =~ /WARNING:.*bound to another database/g;
 is(scalar @warnings, 2, 'one warning a route');
 
-# Written anew here, it is bound here.
-$full->safe_psql('restored', "DELETE FROM outbox_route WHERE name = 'first'");
-create_route($full, 'first', 'first.outbox', $e->url, owner => 'first_owner', db => 'restored');
+# Adopted, it is bound here.
+is(value($full, "SELECT outbox_adopt('first')", 'restored'), 1, 'adopted');
 wait_sql($full, 'restored', "SELECT count(*) = 0 FROM first.outbox");
 is($e->count->{acked}, 3, 'and relays');
 

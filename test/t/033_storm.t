@@ -1,6 +1,7 @@
 # The relay through an endpoint that drops, resets, delays and answers 5xx and 429 at random, while workers are killed,
 # evicted and cancelled: every committed event is acknowledged or in the table, and repeats come only from crashes and
-# from requests whose fate nobody can know. STORM_EVENTS (3000) makes it longer, STORM_SEED repeats one.
+# from requests whose fate nobody can know. STORM_EVENTS (3000) makes it longer, STORM_SEED repeats one. Says what
+# caused the repeats.
 
 use strict;
 use warnings;
@@ -20,7 +21,7 @@ diag("STORM_SEED=$seed");
 
 my $batch = 100;
 my $node = new_node('storm', fsync => 1, conf => "outbox_relay.workers = 2\n");
-my $e = OutboxRelay::Endpoint->start;
+my $e = OutboxRelay::Endpoint->start(max_seconds => 7200);
 my @lanes = qw(one two three);
 $e->script('storm', map { random_step() } 1 .. 2 * $events);
 
@@ -45,8 +46,9 @@ create_route($node, $_, 'app.outbox', $e->url('/script/storm'), interval => '200
 my $oracle = OutboxRelay::Oracle->new(node => $node, relation => 'app.outbox', endpoint => $e);
 
 # Rounds of staging, each with one blow.
-my $rounds = 12;
+my $rounds = $events > 24_000 ? int($events / 2000) : 12;
 my %blows = (kill => 0, evict => 0, cancel => 0);
+my @times;    # of each blow, from its begin to its end: [begin, end, kind]
 for my $round (1 .. $rounds)
 {
     for my $lane (@lanes)
@@ -57,6 +59,7 @@ for my $round (1 .. $rounds)
     my $until = time() + rand 0.5;
     wait_until(sub { time() > $until }, what => 'a moment');
     my $blow = (qw(kill evict cancel))[ $round % 3 ];
+    my $begin = time();
     if ($blow eq 'kill')
     {
         my $pid = worker_pid($node, 'postgres') // next;
@@ -69,11 +72,31 @@ for my $round (1 .. $rounds)
         $node->safe_psql('postgres', "SELECT $function(pid) FROM pg_stat_activity WHERE backend_type = 'outbox_relay worker'");
     }
     $blows{$blow}++;
+    push @times, [ $begin, time(), $blow ];
 }
 wait_empty($node, 'app.outbox', endpoint => $e, timeout => 60 + $events / 50);
 
 $oracle->check_nothing_lost('nothing lost', empty => 1);
 $oracle->check_nothing_invented('nothing that was rolled back');
+
+# Each repeat by the request before it: unanswered, or acknowledged and then undone by a blow.
+my (%before, %causes);
+for my $request (sort { $a->{n} <=> $b->{n} } grep { $_->{complete} } $e->deliveries)
+{
+    next if $request->{status} && !$request->{acked};
+    my $last = $before{ $request->{event_id} };
+    $before{ $request->{event_id} } = $request;
+    next if !$last;
+    my $cause = 'no blow';
+    for my $blow (grep { $_->[1] + 2 >= $last->{head_at} && $_->[0] <= $request->{head_at} } @times)
+    {
+        $cause = $blow->[2] if $cause ne 'kill';
+    }
+    $causes{ $last->{acked} ? $cause : 'fate unknown' }++;
+}
+diag("$events events, $rounds blows (" . join(', ', map { "$blows{$_} $_" } sort keys %blows) . '), repeats: '
+      . (join(', ', map { "$causes{$_} $_" } sort keys %causes) || 'none'));
+is($causes{'no blow'} // 0, 0, 'no repeat of what was acknowledged without a blow between');
 
 # Whole requests without an answer, or with one that broke off: their fate is not known to the relay.
 my $unknown = grep { $_->{complete} && !$_->{acked} } $e->deliveries;
