@@ -9,6 +9,7 @@ use Test::More;
 use Time::HiRes qw(time);
 use OutboxRelay::Lane;
 use OutboxRelay::Node;
+use OutboxRelay::Wait ();
 
 my $node = new_node('target', fsync => 1, conf => "autovacuum = off\noutbox_relay.workers = 1\n");
 my %fast = (interval => '100ms', retry_base_delay => '100ms', retry_max_backoff => '300ms');
@@ -53,6 +54,15 @@ sub route
 }
 
 sub note_sql { my ($name) = @_; return "INSERT INTO app.${name}_inbox (event_id, event_type) VALUES (event.event_id, event.event_type);"; }
+
+# Kills the worker, and with it the server's memory; waits until the server is back. A psql that meets it in recovery
+# may be gone before it has read its input, which its caller does not survive.
+sub crash
+{
+    kill_worker($node, 'postgres', 'KILL');
+    OutboxRelay::Wait::wait_until(sub { eval { ($node->psql('postgres', 'SELECT 1'))[0] == 0 } }, what => 'the server to come back', poll_ms => 100);
+    return;
+}
 
 sub drop { my ($name) = @_; $node->safe_psql('postgres', "DELETE FROM outbox_route WHERE name = '$name'"); return; }
 
@@ -175,8 +185,7 @@ subtest 'killed in every step, each event takes effect once' => sub {
             wait_log($node, qr/fault point \w+ reached: $done/, $offset);
             if ($action eq 'kill')
             {
-                kill_worker($node, 'postgres', 'KILL');
-                $node->poll_query_until('postgres', 'SELECT true') or die 'the server did not come back';
+                crash();
             }
             set_conf($node, 'outbox_relay.fault_point' => undef);
             wait_empty($node, $table, all => 1);
@@ -195,8 +204,7 @@ subtest 'with every storage' => sub {
     $node->safe_psql('postgres', "UPDATE outbox_route SET enabled = true WHERE name = 'retained'");
     wait_log($node, qr/fault point in_settle reached: wait/, $offset);
     is(value($node, "SELECT count(*) FROM $table WHERE status = 'pending'"), 20, 'until the commit all are pending to others');
-    kill_worker($node, 'postgres', 'KILL');
-    $node->poll_query_until('postgres', 'SELECT true') or die 'the server did not come back';
+    crash();
     is(value($node, 'SELECT count(*) FROM app.retained_inbox'), 0, 'killed before it, nothing took effect');
     set_conf($node, 'outbox_relay.fault_point' => undef);
     wait_empty($node, $table);
