@@ -178,6 +178,42 @@ subtest 'the lane and its schedule are left alone' => sub {
     is(value($node, "SELECT enabled FROM outbox_route WHERE name = 'lane'"), 'f', 'and stays paused');
 };
 
+subtest 'storage retain, and a delivery log' => sub {
+    my $table = scene('kept', storage => 'retain', max_attempts => 1, concurrency => 1);
+    insert_rows($node, $table, 'kept', 3);
+    my $state = "SELECT string_agg(DISTINCT concat_ws('/', status, published_at IS NULL, processing_at IS NULL), ',') FROM $table";
+    is($node->safe_psql('postgres', "BEGIN; SELECT published FROM outbox_relay_pass('kept', 2); $state; ROLLBACK; $state"),
+        "2\npending/t/t,published/f/t\npending/t/t", 'marked in the transaction, and back with its rollback');
+    is(relay('kept'), '3|3|0|0|0|0|0', 'committed');
+    is(value($node, $state), 'published/f/t', 'kept as published');
+    $node->safe_psql('postgres', "UPDATE $table SET status = 'processing', published_at = NULL, processing_at = now() - interval '1 h'");
+    is(relay('kept', 1), '1|1|0|0|0|3|0', 'stale rows come back');
+    $node->safe_psql('postgres', "UPDATE outbox_route SET url = '" . $e->url('/status/500') . "' WHERE name = 'kept'");
+    is(relay('kept'), '2|0|2|0|0|0|0', 'failures');
+    $node->safe_psql('postgres', "SELECT outbox_requeue_failed('kept'); UPDATE outbox_route SET url = 'http://127.0.0.1:9/' WHERE name = 'kept'");
+    is(relay('kept'), '2|0|0|0|2|0|0', 'refusals');
+    is(value($node, "SELECT count(*) FROM $table WHERE status = 'pending' AND processing_at IS NULL AND attempts = 0"), 2, 'leave the rows as they were');
+
+    # Rows that the lane's own live pass holds are not stale, however long it takes.
+    $table = scene('live', storage => 'retain', url => $e->url('/hang'), pass_deadline => '1h', reclaim_stale_after => '10ms', enabled => 1);
+    insert_rows($node, $table, 'live', 2);
+    $node->safe_psql('postgres', "BEGIN; SELECT outbox_stage('live', 'wake', '1'); COMMIT");
+    $e->wait_for_count(3, of => 'inflight');
+    is(relay('live'), '0|0|0|0|0|0|0', 'a live pass is not reclaimed');
+    $e->release(1);
+    wait_empty($node, $table);
+    is(value($node, "SELECT count(*) FROM $table WHERE status = 'published'"), 3, 'it ends as it should');
+    $node->safe_psql('postgres', "DELETE FROM outbox_route WHERE name = 'live'");
+
+    $node->safe_psql('postgres', 'CREATE TABLE app.logged_delivered (id uuid, outbox_route text, event_id uuid, tenant_id uuid, published_at timestamptz)');
+    $table = scene('logged', delivery_log => 'app.logged_delivered');
+    insert_rows($node, $table, 'logged', 2);
+    is($node->safe_psql('postgres', "BEGIN; SELECT published FROM outbox_relay_pass('logged'); SELECT count(*) FROM app.logged_delivered; ROLLBACK; SELECT count(*) FROM app.logged_delivered"),
+        "2\n2\n0", 'the log is the caller\'s transaction too');
+    is(relay('logged'), '2|2|0|0|0|0|0', 'committed');
+    is(value($node, "SELECT count(*) FROM app.logged_delivered"), 2, 'and logged');
+};
+
 # Two passes of one route in parallel, each with the half: CON-20.
 subtest 'beside another pass' => sub {
     my $table = scene('beside');
