@@ -13,11 +13,13 @@ std::string claim_columns(bool trace) {
            (trace ? "traceparent" : "NULL::pg_catalog.text AS traceparent");
 }
 
+// ONLY in all of these: rows of an inheriting table are not this table's, and may have the same ctid.
+
 /// One arm of a claim. ORDER BY starts with available_at in every arm: the planner does not take
 /// IS NULL for a constant of the index order.
 std::string arm(const std::string &relation, bool trace, const char *ripe, const char *limit,
                 const char *extra) {
-    return "SELECT * FROM (SELECT " + claim_columns(trace) + " FROM " + relation +
+    return "SELECT * FROM (SELECT " + claim_columns(trace) + " FROM ONLY " + relation +
            " WHERE outbox_route = $1 AND status = 'pending' AND " + ripe + extra +
            " ORDER BY available_at, created_at LIMIT " + limit + " FOR UPDATE SKIP LOCKED) AS arm";
 }
@@ -43,11 +45,11 @@ std::string claim_more_sql(const std::string &relation, bool trace) {
 std::string remove_sql(const std::string &relation) {
     // ctid = ANY must be the only qualification: with another beside it, a generic plan may walk the
     // backlog's index and filter ctids.
-    return "DELETE FROM " + relation + " WHERE ctid = ANY ($1)";
+    return "DELETE FROM ONLY " + relation + " WHERE ctid = ANY ($1)";
 }
 
 std::string update_sql(const std::string &relation) {
-    return "UPDATE " + relation +
+    return "UPDATE ONLY " + relation +
            " AS o SET status = u.status,"
            " attempts = LEAST(o.attempts::pg_catalog.int8 + u.added, 2147483647),"
            " available_at = COALESCE(u.available_at, o.available_at), last_error = u.error"
@@ -58,8 +60,8 @@ std::string update_sql(const std::string &relation) {
 }
 
 std::string reclaim_sql(const std::string &relation) {
-    return "UPDATE " + relation +
-           " SET status = 'pending', processing_at = NULL WHERE ctid = ANY (ARRAY(SELECT ctid FROM " +
+    return "UPDATE ONLY " + relation +
+           " SET status = 'pending', processing_at = NULL WHERE ctid = ANY (ARRAY(SELECT ctid FROM ONLY " +
            relation +
            " WHERE outbox_route = $1 AND status = 'processing' AND processing_at < $2"
            " LIMIT 1000 FOR UPDATE SKIP LOCKED))";
