@@ -51,7 +51,7 @@ std::string tenant_clause(Statement &statement, const std::optional<core::Uuid> 
 /// the statistics say (claims.md, rule 5); run() takes sorts out of the planner's reach.
 std::string rows_of(const std::string &what, const std::string &table, const char *status,
                     const std::string &more) {
-    return "SELECT " + what + " FROM " + table +
+    return "SELECT " + what + " FROM ONLY " + table +
            " WHERE outbox_route OPERATOR(pg_catalog.=) $1 AND status OPERATOR(pg_catalog.=) '" + status +
            "'" + more + " ORDER BY available_at, created_at";
 }
@@ -153,7 +153,7 @@ std::int64_t requeue_failed(const Route &route, const std::optional<Datum> &even
     if (event_ids.has_value())
         where += " AND event_id OPERATOR(pg_catalog.=) ANY (" +
                  statement.parameter(UUIDARRAYOID, *event_ids) + ")";
-    statement.sql = "UPDATE " + relation.qualified_name +
+    statement.sql = "UPDATE ONLY " + relation.qualified_name +
                     " SET status = 'pending', attempts = 0, last_error = NULL, available_at = NULL" + where;
 
     pg::spi_connect();

@@ -38,7 +38,7 @@ use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils ();
 
 our @EXPORT = qw(new_node make_outbox create_route stage stage_many insert_rows wait_sql wait_empty
-  wait_for_worker worker_pid worker_pids kill_worker log_offset wait_log log_tail log_since sql_literal wait_until);
+  wait_for_server wait_for_worker worker_pid worker_pids kill_worker log_offset wait_log log_tail log_since sql_literal wait_until);
 
 # new_node(NAME, %opts): a cluster, started, with the extension in `db` (postgres).
 #   conf       more lines of postgresql.conf             preload    default outbox_relay; '' for none
@@ -264,6 +264,15 @@ sub wait_empty
             "left in $relation (status, attempts, last_error, count):\n" . $node->safe_psql($db, $left)
               . ($opts{endpoint} ? "\n" . $opts{endpoint}->summary : '');
         });
+}
+
+# wait_for_server(NODE): waits until a server that crashed answers again.
+sub wait_for_server
+{
+    my ($node) = @_;
+    # psql that is refused may be gone before it has read its input, which is an exception.
+    return wait_until(sub { (eval { $node->safe_psql('postgres', 'SELECT 1') } // '') eq '1' },
+        what => 'the server to come back', poll_ms => 50, diag => sub { log_tail($node) });
 }
 
 # worker_pids(NODE, DB): the pids of the relay workers of a database, possibly none.
