@@ -142,7 +142,10 @@ std::optional<TimestampTz> oldest_pending(const Route &route, const std::optiona
 std::int64_t requeue_failed(const Route &route, const std::optional<Datum> &event_ids,
                             const std::optional<core::Uuid> &tenant, Oid role) {
     const Relation relation = describe(route.relation, RowExclusiveLock);
-    require(missing_or_wrong(relation, Needs{}));
+    const bool retain = route.storage == "retain";
+    Needs needs;
+    needs.retain = retain;
+    require(missing_or_wrong(relation, needs));
     if (const std::optional<Finding> finding = owner_finding(relation, role))
         require({*finding});
 
@@ -154,7 +157,8 @@ std::int64_t requeue_failed(const Route &route, const std::optional<Datum> &even
         where += " AND event_id OPERATOR(pg_catalog.=) ANY (" +
                  statement.parameter(UUIDARRAYOID, *event_ids) + ")";
     statement.sql = "UPDATE ONLY " + relation.qualified_name +
-                    " SET status = 'pending', attempts = 0, last_error = NULL, available_at = NULL" + where;
+                    " SET status = 'pending', attempts = 0, last_error = NULL, available_at = NULL" +
+                    (retain ? ", processing_at = NULL, published_at = NULL" : "") + where;
 
     pg::spi_connect();
     pg::Plan plan;

@@ -236,37 +236,50 @@ subtest 'a deferrable constraint' => sub {
     is($node->safe_psql('postgres', "BEGIN; SET CONSTRAINTS ALL IMMEDIATE; SELECT published FROM outbox_relay_pass('deferred'); COMMIT"), 1, 'which helps');
 };
 
+# Starts a pass of the route in a session, waits until $under_way sees it, ends it by SQL with PID for the backend's pid,
+# waits until $over sees no more of it, and gives the seconds that its end took, the best of four. $error is what the
+# session has to say.
+sub best_end
+{
+    my ($on, $route, $begin, $under_way, $end, $error, $over) = @_;
+    my @took;
+    for my $round (1 .. 4)
+    {
+        my $session = $on->background_psql('postgres', on_error_stop => 0);
+        my $pid = $session->query_safe('SELECT pg_backend_pid()');
+        $session->{stdin} .= "$begin\nSELECT outbox_relay_pass('$route');\n\\echo over\n";
+        $session->{run}->pump_nb;
+        $under_way->($pid);
+        my $at = time();
+        $on->safe_psql('postgres', $end =~ s/PID/$pid/r);
+        wait_sql($on, 'postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $pid AND state = 'active'");
+        push @took, time() - $at;
+        OutboxRelay::Wait::wait_until(sub { $session->{run}->pump_nb; $session->{stderr} =~ /$error/ }, what => $error, diag => sub { $session->{stderr} });
+        eval { $session->quit };
+        $over->() if $over;
+    }
+    note('took ' . join ' ', map { sprintf '%.3f', $_ } @took);
+    return (sort { $a <=> $b } @took)[0];
+}
+
+my %ends = (
+    'SELECT pg_cancel_backend(PID)' => 'canceling statement due to user request',
+    'SELECT pg_terminate_backend(PID)' => 'terminating connection due to administrator command');
+
 # Ctrl-C, statement_timeout and pg_terminate_backend while the endpoint hangs.
 subtest 'it ends with its caller' => sub {
     my $table = scene('hang', url => $e->url('/hang'), pass_deadline => '1h');
     insert_rows($node, $table, 'hang', 3);
-    my $ends = sub {
-        my ($what, $begin, $end, $error) = @_;
-        my @took;
-        for my $round (1 .. 4)
+    for my $begin ('', 'BEGIN;')
+    {
+        for my $end (sort keys %ends)
         {
-            my $session = $node->background_psql('postgres', on_error_stop => 0);
-            my $pid = $session->query_safe('SELECT pg_backend_pid()');
-            $session->{stdin} .= "$begin\nSELECT outbox_relay_pass('hang');\n\\echo over\n";
-            $session->{run}->pump_nb;
-            my $connections = $e->wait_for_inflight(sub { $_[0]{complete} });
-            my $at = time();
-            $end->($pid);
-            wait_sql($node, 'postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $pid AND state = 'active'") ;
-            push @took, time() - $at;
-            OutboxRelay::Wait::wait_until(sub { $session->{run}->pump_nb; $session->{stderr} =~ /$error/ }, what => $error, diag => sub { $session->{stderr} });
-            eval { $session->quit };
-            $e->wait_until(sub { $e->count->{inflight} == 0 }, what => 'the requests to be cancelled');
+            my $best = best_end($node, 'hang', $begin, sub { $e->wait_for_count(3, of => 'inflight') }, $end, $ends{$end},
+                sub { $e->wait_until(sub { $e->count->{inflight} == 0 }, what => 'the requests to be cancelled') });
+            cmp_ok($best, '<', 0.2, "$begin $end: $best s");
+            is(rows($table), 3, 'every row is as it was');
         }
-        my ($best) = sort { $a <=> $b } @took;
-        cmp_ok($best, '<', 0.2, sprintf '%s: %s s', $what, join ' ', map { sprintf '%.3f', $_ } @took);
-        is(rows($table), 3, "$what: every row is as it was");
-        return;
-    };
-    $ends->('pg_cancel_backend', '', sub { value($node, "SELECT pg_cancel_backend($_[0])") }, 'canceling statement due to user request');
-    $ends->('pg_terminate_backend', '', sub { value($node, "SELECT pg_terminate_backend($_[0])") }, 'terminating connection due to administrator command');
-    $ends->('in a transaction', 'BEGIN;', sub { value($node, "SELECT pg_cancel_backend($_[0])") }, 'canceling statement due to user request');
-
+    }
     my @late;
     for my $round (1 .. 4)
     {
@@ -328,6 +341,31 @@ SQL
 };
 
 $node->stop;
+
+# In the resolver, which no signal reaches.
+subtest 'while a name hangs' => sub {
+    my $folder = PostgreSQL::Test::Utils::tempdir();
+    system($ENV{CC} || 'gcc', '-shared', '-fPIC', '-o', "$folder/resolver.so", "$FindBin::Bin/../module/hanging_resolver.c", '-ldl') == 0 or die 'no compiler';
+    local $ENV{LD_PRELOAD} = join ' ', "$folder/resolver.so", $ENV{LD_PRELOAD} // ();
+    my $hung = new_node('hung');
+    local $ENV{LD_PRELOAD};
+    delete $ENV{LD_PRELOAD};
+    make_outbox($hung, 'postgres', 'app.hung');
+    create_route($hung, 'hung', 'app.hung', 'http://hang.test/', enabled => 0, pass_deadline => '1h', connect_timeout => '1h');
+    insert_rows($hung, 'app.hung', 'hung', 2);
+    for my $end (sort keys %ends)
+    {
+        my $under_way = sub {
+            my ($pid) = @_;
+            # libcurl's own threads: one a name.
+            OutboxRelay::Wait::wait_until(sub { my @threads = glob "/proc/$pid/task/*"; @threads > 1 }, what => 'the resolver to be asked');
+        };
+        my $best = best_end($hung, 'hung', '', $under_way, $end, $ends{$end});
+        cmp_ok($best, '<', 1, "$end: $best s");
+        is($hung->safe_psql('postgres', 'SELECT count(*), sum(attempts) FROM app.hung'), '2|0', 'every row is as it was');
+    }
+    $hung->stop;
+};
 
 subtest 'without the preload' => sub {
     my $late = new_node('late', preload => '', extension => 1);
