@@ -14,6 +14,7 @@ CREATE TABLE outbox_route (
     method text NOT NULL DEFAULT 'POST',
     enabled boolean NOT NULL DEFAULT true,
     storage text NOT NULL DEFAULT 'consume',
+    delivery_log text,
     hlc_ordering boolean NOT NULL DEFAULT false,
     propagate_trace boolean NOT NULL DEFAULT false,
     require_transaction boolean NOT NULL DEFAULT false,
@@ -57,7 +58,9 @@ COMMENT ON COLUMN outbox_route.method IS
 COMMENT ON COLUMN outbox_route.enabled IS
     'False pauses the route. Default true.';
 COMMENT ON COLUMN outbox_route.storage IS
-    'What becomes of a published row: consume deletes it. Default consume.';
+    'What becomes of a published row: consume deletes it, retain keeps it as published. Default consume.';
+COMMENT ON COLUMN outbox_route.delivery_log IS
+    'Table that each published row is appended to in the statement that deletes it, schema.table; not with retain. Default NULL: none.';
 COMMENT ON COLUMN outbox_route.hlc_ordering IS
     'True: events are stamped by the hybrid logical clock and claimed by (hlc NULLS LAST, created_at, id), not (created_at, id); needs that column and its index. Default false.';
 COMMENT ON COLUMN outbox_route.propagate_trace IS

@@ -6,6 +6,7 @@
 #include "pg/entry.hpp"
 #include "pg/guard.hpp"
 #include "pg/spi.hpp"
+#include "store/delivery_log.hpp"
 #include "store/probe.hpp"
 #include "store/relation.hpp"
 #include "store/route.hpp"
@@ -19,6 +20,7 @@ extern "C" {
 #include "utils/builtins.h"
 #include "utils/inval.h"
 #include "utils/rel.h"
+#include "utils/timestamp.h"
 
 PGDLLEXPORT Datum outbox_relay_route_check(PG_FUNCTION_ARGS);
 PGDLLEXPORT Datum outbox_relay_route_changed(PG_FUNCTION_ARGS);
@@ -76,11 +78,28 @@ std::string default_owner(const std::string &relation_name) {
 }
 
 store::Needs needs_of(const Route &route) {
-    return {route.hlc_ordering, route.propagate_trace, route.reclaim_stale_after_ms.value_or(0) > 0};
+    return {route.hlc_ordering, route.propagate_trace, route.reclaim_stale_after_ms.value_or(0) > 0,
+            route.storage == "retain"};
 }
 
 void warn(const store::Finding &finding) {
     pg::report_at(WARNING, {finding.sqlstate, finding.problem, finding.detail, finding.remedy});
+}
+
+/// The delivery log: what a later statement can still mend, such as rights and partitions, is a warning.
+void check_log_existence(const Route &route, Oid role) {
+    if (route.delivery_log.empty())
+        return;
+    const std::optional<store::Relation> log = store::find_relation(route.delivery_log, AccessShareLock);
+    if (!log)
+        pg::raise({ERRCODE_UNDEFINED_TABLE, "relation \"" + route.delivery_log + "\" does not exist",
+                   "It is to be the delivery log of outbox route \"" + route.name + "\".",
+                   "Create it: SELECT outbox_ddl('schema.table', delivery_log => 'schema.log') gives the "
+                   "statements."});
+    store::require(store::log_form_findings(*log));
+    const TimestampTz now = GetCurrentTimestamp();
+    for (const store::Finding &finding : store::log_findings(*log, role, now, now))
+        warn(finding);
 }
 
 /// The objects that the route names: missing or wrong ones are errors, rights at most warnings.
@@ -99,6 +118,7 @@ void check_existence(const Route &route) {
         warn(*finding);
     for (const store::Finding &finding : store::privilege_findings(relation, role))
         warn(finding);
+    check_log_existence(route, role);
 }
 
 /// 55006 while rows carry the old name: nobody would relay them any more.
@@ -117,7 +137,8 @@ void check_rename(const Route &before, const Route &after) {
 }
 
 bool needs_existence_check(const Route &before, const Route &after) {
-    return before.relation != after.relation || before.owner != after.owner ||
+    return before.relation != after.relation || before.storage != after.storage ||
+           before.delivery_log != after.delivery_log || before.owner != after.owner ||
            before.hlc_ordering != after.hlc_ordering || before.propagate_trace != after.propagate_trace ||
            before.reclaim_stale_after_ms != after.reclaim_stale_after_ms;
 }

@@ -107,6 +107,15 @@ void check_url(const RouteRow &row) {
                "Write an absolute http or https URL without credentials.");
 }
 
+void check_delivery_log(const RouteRow &row) {
+    if (row.is_null("delivery_log"))
+        return;
+    (void)store::split_name(row.text("delivery_log"));
+    if (row.text("storage") == "retain")
+        refuse(row, "delivery_log", "A route with storage retain keeps its published rows in the outbox.",
+               "Leave it out, or take storage consume.");
+}
+
 void check_envelope(const RouteRow &row) {
     std::set<std::string> seen;
     for (const std::optional<std::string> &family : row.texts("envelope"))
@@ -234,7 +243,8 @@ void check_form(const RouteRow &row) {
     (void)store::split_name(row.text("relation"));
     check_url(row);
     check_method(row);
-    check_word(row, "storage", {"consume"}, {"retain"}, "It is consume.");
+    check_word(row, "storage", {"consume", "retain"}, {}, "It is consume or retain.");
+    check_delivery_log(row);
     check_word(row, "ordering", {"none", "key"}, {"fifo", "strict"}, "It is none or key.");
     check_envelope(row);
     check_source(row);

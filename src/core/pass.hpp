@@ -69,6 +69,7 @@ struct PassResult {
 /// Places in a pass where a test build can make it fail, and where the worker shows its phase.
 enum class PassPoint {
     after_begin,
+    in_claim, ///< retain: before the claim commits
     after_claim,
     after_publish,
     before_settle,

@@ -52,6 +52,31 @@ void abort_transaction() {
     });
 }
 
+void Savepoint::begin() {
+    context_ = CurrentMemoryContext;
+    owner_ = CurrentResourceOwner;
+    guard([this] {
+        BeginInternalSubTransaction(nullptr);
+        MemoryContextSwitchTo(context_);
+    });
+}
+
+void Savepoint::release() {
+    guard([this] {
+        ReleaseCurrentSubTransaction();
+        MemoryContextSwitchTo(context_);
+        CurrentResourceOwner = owner_;
+    });
+}
+
+void Savepoint::rollback() {
+    guard([this] {
+        RollbackAndReleaseCurrentSubTransaction();
+        MemoryContextSwitchTo(context_);
+        CurrentResourceOwner = owner_;
+    });
+}
+
 bool in_transaction() {
     return IsTransactionState();
 }

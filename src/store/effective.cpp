@@ -86,6 +86,7 @@ std::vector<Setting> effective_settings(const Route &route, const std::set<std::
         fixed("method", route.method, "POST"),
         fixed("enabled", word(route.enabled), word(standard.enabled)),
         fixed("storage", route.storage, "consume"),
+        {"delivery_log", route.delivery_log, route.delivery_log.empty() ? "default" : "route"},
         fixed("hlc_ordering", word(route.hlc_ordering), word(standard.hlc_ordering)),
         fixed("propagate_trace", word(route.propagate_trace), word(standard.propagate_trace)),
         fixed("require_transaction", word(route.require_transaction), word(standard.require_transaction)),

@@ -1,8 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <variant>
@@ -12,6 +10,7 @@
 #include "core/store.hpp"
 
 #include "pg/spi.hpp"
+#include "pg/transaction.hpp"
 #include "store/limits.hpp"
 #include "store/outbox_sql.hpp"
 #include "store/preflight.hpp"
@@ -30,37 +29,47 @@ struct OutboxPlans {
     Oid owner = InvalidOid;
     ClaimShape shape;
     std::string qualified_name;
+    std::string log_name;
     pg::Plan claim;
     pg::Plan claim_more;
     pg::Plan claim_except;
     pg::Plan remove;
     pg::Plan update;
     pg::Plan reclaim;
+    pg::Plan take;
+    pg::Plan payload;
+    pg::Plan mark_published;
+    pg::Plan mark_rest;
+    pg::Plan give_back;
+    pg::Plan still_ours;
 };
 
-/// A lane's outbox table in consume storage: one transaction from begin() to commit(), all statements
-/// as the route's owner. One object a pass; what is worth keeping across passes lives in OutboxPlans.
-class ConsumeStore : public core::Store {
+/// Whose transaction a pass runs in.
+enum class Frame {
+    own,    ///< a worker's: the pass begins and ends it, and bounds it by timeouts
+    callers ///< a client's: the pass is a savepoint in it and sets nothing
+};
+
+/// A lane's outbox table, as far as the storages share it: the transaction with its limits, preflight,
+/// claiming, payloads. All statements run as the route's owner. One object a pass; what is worth keeping
+/// across passes lives in OutboxPlans.
+class OutboxStore : public core::Store {
   public:
     /// `odd_to_retries`: who gets the odd row when retries and fresh rows share a pass; alternate it,
     /// so that passes of one row serve both.
-    ConsumeStore(const Route &route, const Effective &settings, OutboxPlans &plans, core::PassHost &host,
-                 RowMemory &memory, bool odd_to_retries);
+    OutboxStore(const Route &route, const Effective &settings, OutboxPlans &plans, core::PassHost &host,
+                RowMemory &memory, Frame frame, bool odd_to_retries);
+    ~OutboxStore() override;
 
     void begin() override;
     std::int64_t reclaim() override;
     std::vector<core::Row> claim(std::size_t max_rows) override;
     std::variant<std::string, core::Unsendable> render(const core::Row &row) override;
-    void note_published(const core::Row &row) noexcept override;
-    void settle(const core::Settlement &settlement) override;
-    std::size_t settle_chunk() const override { return 0; }
-    void commit() override;
-    void rollback() noexcept override;
 
     /// Rows that the committed pass has set aside, by id, for the log.
     const std::vector<std::string> &newly_aside() const { return newly_aside_; }
 
-  private:
+  protected:
     /// What the store keeps of a claimed row until it is settled.
     struct Claimed {
         RowVersion version;
@@ -68,37 +77,57 @@ class ConsumeStore : public core::Store {
         std::int64_t created_at;
     };
 
-    void check_extension();
-    void set_limits();
-    void touch_watchdog();
+    void open();
+    void close();
+    void undo() noexcept;
     pg::Result run(const pg::Plan &plan, std::span<const pg::Value> values, const char *name,
                    bool ordered_plans = false);
     void prepare(pg::Plan &plan, const std::string &sql, std::span<const Oid> types);
-    void forget_other_plans();
-    std::size_t read_claimed(const pg::Result &result, std::vector<core::Row> &rows);
-    void claim_into(std::size_t max_rows, std::vector<core::Row> &rows);
-    void flush_before_publishing() const;
-    void suspect_single_row() noexcept;
-    void remember_rest();
-    Datum ctid_array(std::span<const std::uint32_t> handles) const;
-    Datum claimed_ctids() const;
-    void remove_published(const std::vector<std::uint32_t> &handles);
-    void update_rest(const core::Settlement &settlement);
+    [[noreturn]] void raise_swallowed(const char *what, std::uint64_t done, std::size_t wanted) const;
+
+    /// The columns of settle_sql() and the like for retried and parked rows.
+    struct Rest {
+        std::vector<std::uint32_t> handles;
+        pg::Value statuses, added, available_at, errors;
+    };
+    static Rest rest_of(const core::Settlement &settlement);
 
     const Route &route_;
     const Effective &settings_;
     OutboxPlans &plans_;
     core::PassHost &host_;
     RowMemory &memory_;
+    const Frame frame_;
     const bool odd_to_retries_;
     Limits limits_{};
     Oid owner_ = InvalidOid;
     Checked checked_;
-    std::int64_t watchdog_end_us_ = 0;
     std::vector<Claimed> claimed_;
     std::vector<RowVersion> remembered_; ///< as of begin()
     std::vector<std::string> newly_aside_;
-    MemoryContext render_context_ = nullptr;
+    MemoryContext pass_context_ = nullptr;   ///< lives as long as this object
+    MemoryContext render_context_ = nullptr; ///< for one payload at a time
+
+  private:
+    void check_extension();
+    void set_limits();
+    void touch_watchdog();
+    pg::Context context() const;
+    void forget_other_plans();
+    std::size_t read_claimed(const pg::Result &result, std::vector<core::Row> &rows);
+    void claim_into(std::size_t max_rows, std::vector<core::Row> &rows);
+    void leave_own_rows(std::vector<core::Row> &rows) const;
+    void flush_before_publishing() const;
+    pg::Value claimed_ctids() const;
+
+    std::int64_t watchdog_end_us_ = 0;
+    bool open_ = false;
+    pg::Savepoint savepoint_;
 };
+
+/// The store of the route's storage. In a client's transaction both storages settle in that transaction.
+std::unique_ptr<OutboxStore> make_outbox_store(const Route &route, const Effective &settings,
+                                               OutboxPlans &plans, core::PassHost &host, RowMemory &memory,
+                                               Frame frame, bool odd_to_retries);
 
 } // namespace outbox_relay::store

@@ -50,6 +50,20 @@ std::string remove_sql(const std::string &relation) {
     return "DELETE FROM " + relation + " WHERE ctid = ANY ($1)";
 }
 
+std::string remove_and_log_sql(const std::string &relation, const std::string &log) {
+    return "WITH deleted AS (" + remove_sql(relation) +
+           " RETURNING id, outbox_route, event_id, tenant_id), logged AS (INSERT INTO " + log +
+           " (id, outbox_route, event_id, tenant_id, published_at) SELECT id, outbox_route, event_id, "
+           "tenant_id,"
+           " $2 FROM deleted RETURNING 1)"
+           " SELECT (SELECT pg_catalog.count(*) FROM deleted), (SELECT pg_catalog.count(*) FROM logged)";
+}
+
+std::string publish_sql(const std::string &relation) {
+    return "UPDATE " + relation +
+           " SET status = 'published', published_at = $2, last_error = NULL WHERE ctid = ANY ($1)";
+}
+
 std::string update_sql(const std::string &relation) {
     return "UPDATE " + relation +
            " AS o SET status = u.status,"
@@ -65,8 +79,55 @@ std::string reclaim_sql(const std::string &relation) {
     return "UPDATE " + relation +
            " SET status = 'pending', processing_at = NULL WHERE ctid = ANY (ARRAY(SELECT ctid FROM " +
            relation +
-           " WHERE outbox_route = $1 AND status = 'processing' AND processing_at < $2"
+           " WHERE outbox_route = $1 AND status = 'processing' AND processing_at < $2 AND processing_at <> $3"
            " LIMIT 1000 FOR UPDATE SKIP LOCKED))";
+}
+
+namespace {
+
+/// Claimed rows that are still ours, as u(id, taken_at, …).
+constexpr const char *kOurs =
+    " WHERE o.id = u.id AND o.status = 'processing' AND o.processing_at = u.taken_at";
+
+std::string ours(const std::string &more_arrays, const std::string &more_columns) {
+    return " FROM unnest($1::pg_catalog.uuid[], $2::pg_catalog.timestamptz[]" + more_arrays +
+           ") AS u(id, taken_at" + more_columns + ")" + kOurs;
+}
+
+} // namespace
+
+std::string take_sql(const std::string &relation) {
+    return "UPDATE " + relation +
+           " SET status = 'processing', processing_at = $2 WHERE ctid = ANY ($1) RETURNING id, processing_at";
+}
+
+std::string payload_sql(const std::string &relation) {
+    return "SELECT payload FROM " + relation +
+           " WHERE id = $1 AND status = 'processing' AND processing_at = $2";
+}
+
+std::string mark_published_sql(const std::string &relation) {
+    return "UPDATE " + relation + " AS o SET status = 'published', published_at = $3, last_error = NULL" +
+           ours("", "");
+}
+
+std::string mark_rest_sql(const std::string &relation) {
+    return "UPDATE " + relation +
+           " AS o SET status = u.status, processing_at = NULL,"
+           " attempts = LEAST(o.attempts::pg_catalog.int8 + u.added, 2147483647),"
+           " available_at = COALESCE(u.available_at, o.available_at), last_error = u.error" +
+           ours(", $3::pg_catalog.text[], $4::pg_catalog.int4[], $5::pg_catalog.timestamptz[],"
+                " $6::pg_catalog.text[]",
+                ", status, added, available_at, error");
+}
+
+std::string give_back_sql(const std::string &relation) {
+    return "UPDATE " + relation + " AS o SET status = 'pending', processing_at = NULL" + ours("", "");
+}
+
+std::string still_ours_sql(const std::string &relation) {
+    return "SELECT pg_catalog.count(*) FROM " + relation +
+           " AS o, unnest($1::pg_catalog.uuid[], $2::pg_catalog.timestamptz[]) AS u(id, taken_at)" + kOurs;
 }
 
 } // namespace outbox_relay::store

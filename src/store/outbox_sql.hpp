@@ -27,10 +27,39 @@ std::string claim_more_sql(const std::string &relation, const ClaimShape &shape)
 /// $1 ctids.
 std::string remove_sql(const std::string &relation);
 
+/// $1 ctids, $2 published_at. One row: how many were deleted, how many appended to `log`.
+std::string remove_and_log_sql(const std::string &relation, const std::string &log);
+
+/// Retain storage in the claim's transaction: $1 ctids, $2 published_at.
+std::string publish_sql(const std::string &relation);
+
 /// $1 ctids, $2 statuses, $3 attempts to add, $4 available_at (NULL keeps), $5 last_error.
 std::string update_sql(const std::string &relation);
 
-/// At most a thousand stale rows at a time: $1 route, $2 processed before this time.
+/// At most a thousand stale rows at a time: $1 route, $2 processed before this time, $3 but not at this
+/// one: a live pass's.
 std::string reclaim_sql(const std::string &relation);
+
+// Retain storage in transactions of its own. Rows are named by id and by the processing_at that their claim
+// wrote, and touched only while they still have both.
+
+/// $1 ctids, $2 processing_at. Gives id and processing_at as they are now: a trigger may have its say.
+std::string take_sql(const std::string &relation);
+
+/// $1 id, $2 processing_at.
+std::string payload_sql(const std::string &relation);
+
+/// $1 ids, $2 processing_at of each, $3 published_at.
+std::string mark_published_sql(const std::string &relation);
+
+/// $1 ids, $2 processing_at of each, $3 statuses, $4 attempts to add, $5 available_at (NULL keeps),
+/// $6 last_error.
+std::string mark_rest_sql(const std::string &relation);
+
+/// $1 ids, $2 processing_at of each.
+std::string give_back_sql(const std::string &relation);
+
+/// How many of these are ours still: $1 ids, $2 processing_at of each.
+std::string still_ours_sql(const std::string &relation);
 
 } // namespace outbox_relay::store

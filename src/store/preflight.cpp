@@ -4,27 +4,42 @@
 #include <optional>
 
 #include "pg/session.hpp"
+#include "store/delivery_log.hpp"
 #include "store/relation.hpp"
 
 extern "C" {
 #include "storage/lockdefs.h"
+#include "utils/timestamp.h"
 }
 
 namespace outbox_relay::store {
 
 namespace {
 
-Finding missing_relation(const Route &route) {
+Finding missing_relation(const std::string &name, const char *column) {
     Finding finding;
     finding.sqlstate = ERRCODE_UNDEFINED_TABLE;
-    finding.problem = "relation " + route.relation + " does not exist";
-    finding.remedy =
-        "Create the table (outbox_ddl() shows how), or set the route's relation to an existing one.";
+    finding.problem = "relation " + name + " does not exist";
+    finding.remedy = std::string("Create the table (outbox_ddl() shows how), or set the route's ") + column +
+                     " to an existing one.";
     return finding;
 }
 
 void append(std::vector<Finding> &all, std::vector<Finding> more) {
     std::move(more.begin(), more.end(), std::back_inserter(all));
+}
+
+/// The log as it will be wanted when the pass settles: at the latest when its time is over.
+std::vector<Finding> check_log(const Route &route, const Effective &settings, Oid owner,
+                               const pg::Context &context, Checked &checked) {
+    const std::optional<Relation> log =
+        pg::act_as(context, [&route] { return find_relation(route.delivery_log, AccessShareLock); });
+    if (!log)
+        return {missing_relation(route.delivery_log, "delivery_log")};
+    checked.log_name = log->qualified_name;
+    const TimestampTz now = GetCurrentTimestamp();
+    return log_findings(*log, owner, now,
+                        now + 1000 * (settings.pass_deadline_ms + settings.pass_statement_timeout_ms));
 }
 
 } // namespace
@@ -38,7 +53,7 @@ std::vector<Finding> check_route(const Route &route, const Effective &settings, 
     const std::optional<Relation> relation =
         pg::act_as(context, [&route] { return find_relation(route.relation, RowExclusiveLock); });
     if (!relation)
-        return {missing_relation(route)};
+        return {missing_relation(route.relation, "relation")};
 
     checked.relation = relation->oid;
     checked.qualified_name = relation->qualified_name;
@@ -48,11 +63,14 @@ std::vector<Finding> check_route(const Route &route, const Effective &settings, 
     needs.hlc = route.hlc_ordering;
     needs.trace = route.propagate_trace;
     // Reclaim that nobody asked for is skipped where the column is missing.
+    needs.retain = route.storage == "retain";
     needs.processing_at = route.reclaim_stale_after_ms.has_value() && settings.reclaim_stale_after_ms > 0;
     std::vector<Finding> findings = missing_or_wrong(*relation, needs);
     if (std::optional<Finding> finding = owner_finding(*relation, owner))
         findings.push_back(*finding);
     append(findings, privilege_findings(*relation, owner));
+    if (!route.delivery_log.empty())
+        append(findings, check_log(route, settings, owner, context, checked));
     return findings;
 }
 

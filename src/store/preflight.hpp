@@ -24,6 +24,7 @@ struct Checked {
     Oid relation = InvalidOid;
     std::string qualified_name;
     bool has_processing_at = false;
+    std::string log_name; ///< qualified; empty: no delivery log
 };
 
 /// Everything that is wrong with the route's table for a pass of `owner`, and the table as it is

@@ -33,7 +33,7 @@ enum class Kind { uuid, text, timestamptz, jsonb, integer, bigint };
 struct Expected {
     const char *name;
     Kind kind;
-    enum { always, if_there, hlc, trace, processing } when;
+    enum { always, hlc, trace, processing, published } when;
 };
 
 /// The seed's columns (seed-outbox-schema.md); processing_at and published_at are never written by
@@ -51,7 +51,7 @@ constexpr Expected kExpected[] = {
     {"payload", Kind::jsonb, Expected::always},
     {"status", Kind::text, Expected::always},
     {"created_at", Kind::timestamptz, Expected::always},
-    {"published_at", Kind::timestamptz, Expected::if_there},
+    {"published_at", Kind::timestamptz, Expected::published},
     {"processing_at", Kind::timestamptz, Expected::processing},
     {"last_error", Kind::text, Expected::always},
     {"attempts", Kind::integer, Expected::always},
@@ -115,11 +115,11 @@ bool type_fits(Kind kind, Oid type) {
     return false;
 }
 
-/// varchar(n) that can't hold the longest status a consume relay writes.
-bool too_short_for_status(const Column &column) {
-    constexpr int kLongest = sizeof("pending") - 1;
+/// varchar(n) that can't hold the longest status that a pass writes.
+bool too_short_for_status(const Column &column, const Needs &needs) {
+    const int longest = needs.retain ? sizeof("processing") - 1 : sizeof("pending") - 1;
     return column.type == VARCHAROID && column.type_modifier >= 0 &&
-           column.type_modifier - static_cast<int>(VARHDRSZ) < kLongest;
+           column.type_modifier - static_cast<int>(VARHDRSZ) < longest;
 }
 
 std::string type_name(const Column &column) {
@@ -321,17 +321,18 @@ std::vector<Finding> missing_or_wrong(const Relation &relation, const Needs &nee
     }
     for (const Expected &expected : kExpected) {
         const Column *column = relation.column(expected.name);
-        const bool needed = expected.when == Expected::always ||
-                            (expected.when == Expected::hlc && needs.hlc) ||
-                            (expected.when == Expected::trace && needs.trace) ||
-                            (expected.when == Expected::processing && needs.processing_at);
+        const bool needed =
+            expected.when == Expected::always || (expected.when == Expected::hlc && needs.hlc) ||
+            (expected.when == Expected::trace && needs.trace) ||
+            (expected.when == Expected::processing && (needs.processing_at || needs.retain)) ||
+            (expected.when == Expected::published && needs.retain);
         // Such a column of the application's own is none of ours until the route uses it.
         const bool ours = needed || (expected.when != Expected::hlc && expected.when != Expected::trace);
         if (column == nullptr && needed)
             findings.push_back(missing(relation, expected));
         else if (column != nullptr && ours && !type_fits(expected.kind, column->type))
             findings.push_back(wrong_type(relation, expected, *column));
-        else if (column != nullptr && column->name == "status" && too_short_for_status(*column))
+        else if (column != nullptr && column->name == "status" && too_short_for_status(*column, needs))
             findings.push_back(wrong_type(relation, expected, *column));
     }
     if (findings.empty())

@@ -41,6 +41,7 @@ struct Needs {
     bool hlc = false;
     bool trace = false;
     bool processing_at = false; ///< reclaim that the route itself asks for
+    bool retain = false;        ///< both columns that a retain pass writes
 };
 
 /// Schema and table of `name`, spelled as SQL spells a qualified name. Raises 22023 when it is

@@ -20,7 +20,8 @@ struct Route {
     std::string url;
     std::string method;
     bool enabled = true;
-    std::string storage; ///< consume
+    std::string storage = "consume"; ///< or retain
+    std::string delivery_log;        ///< as relation; empty: none
     bool propagate_trace = false;
     bool require_transaction = false;
     bool hlc_ordering = false;

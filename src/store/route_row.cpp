@@ -171,6 +171,7 @@ Route parse_route(const RouteRow &row) {
     route.method = row.text("method");
     route.enabled = row.boolean("enabled");
     route.storage = row.text("storage");
+    route.delivery_log = row.text("delivery_log");
     route.hlc_ordering = row.boolean("hlc_ordering");
     route.propagate_trace = row.boolean("propagate_trace");
     route.require_transaction = row.boolean("require_transaction");

@@ -51,6 +51,11 @@ class RowMemory {
     /// Adds one version; kept whatever becomes of the pass or the process.
     virtual void add(const RowVersion &version) noexcept = 0;
     virtual void replace(std::span<const RowVersion> versions) noexcept = 0;
+
+    /// processing_at of the lane's live pass on retain storage (microseconds since 2000, as timestamptz
+    /// has it; 0: none): rows that nobody may take for stale.
+    virtual std::int64_t live_claim() const noexcept = 0;
+    virtual void set_live_claim(std::int64_t processing_at) noexcept = 0;
 };
 
 } // namespace outbox_relay::store

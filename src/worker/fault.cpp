@@ -26,6 +26,8 @@ const char *name_of(core::PassPoint point) {
     switch (point) {
     case core::PassPoint::after_begin:
         return "after_begin";
+    case core::PassPoint::in_claim:
+        return "in_claim";
     case core::PassPoint::after_claim:
         return "after_claim";
     case core::PassPoint::after_publish:

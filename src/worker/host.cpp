@@ -126,6 +126,10 @@ void WorkerHost::at(core::PassPoint point, std::size_t count) {
     case core::PassPoint::after_begin:
         show(Phase::claim);
         break;
+    case core::PassPoint::in_claim:
+        // From here on rows may be `processing` that only this pass gives back.
+        signals.may_die = 0;
+        break;
     case core::PassPoint::after_claim:
         // From here on an answer may have come that only a settled pass remembers.
         signals.may_die = 0;

@@ -54,6 +54,7 @@ void initialise_lane(Lane &lane) {
     lane.holder = -1;
     lane.remembered_chunk = -1;
     pg_atomic_init_u64(&lane.wake_us, 0);
+    pg_atomic_init_u64(&lane.live_claim, 0);
     pg_atomic_init_u32(&lane.in_flight, 0);
 }
 

@@ -56,6 +56,7 @@ struct Lane {
     std::uint32_t remembered_rows;
     std::uint32_t set_aside; ///< of these, rows that passes leave out
 
+    pg_atomic_uint64 live_claim; ///< processing_at of its live pass on retain storage, 0: none
     pg_atomic_uint32 in_flight;
     float recent_latency[core::kLatencyBuckets]; ///< decaying, for the p95 of spec.md section 4
     Counters counters;

@@ -119,4 +119,12 @@ void LaneMemory::replace(std::span<const store::RowVersion> versions) noexcept {
         add(version);
 }
 
+std::int64_t LaneMemory::live_claim() const noexcept {
+    return static_cast<std::int64_t>(pg_atomic_read_u64(&lane_at(lane_).live_claim));
+}
+
+void LaneMemory::set_live_claim(std::int64_t processing_at) noexcept {
+    pg_atomic_write_u64(&lane_at(lane_).live_claim, static_cast<std::uint64_t>(processing_at));
+}
+
 } // namespace outbox_relay::worker

@@ -28,6 +28,8 @@ class LaneMemory : public store::RowMemory {
     std::vector<store::RowVersion> load() override;
     void add(const store::RowVersion &version) noexcept override;
     void replace(std::span<const store::RowVersion> versions) noexcept override;
+    std::int64_t live_claim() const noexcept override;
+    void set_live_claim(std::int64_t processing_at) noexcept override;
 
   private:
     const int lane_;

@@ -339,12 +339,13 @@ core::NextTurn Relay::pass(LaneWork &work, bool first_of_tick) {
         host.watch(&transport);
         ServerClock clock;
         LaneMemory memory(work.lane);
-        store::ConsumeStore store(work.route, settings, work.plans, host, memory, turn % 2 == 0);
+        const std::unique_ptr<store::OutboxStore> store = store::make_outbox_store(
+            work.route, settings, work.plans, host, memory, store::Frame::own, turn % 2 == 0);
         signals.may_die = 1;
-        const core::PassResult result = core::run_pass(pass_settings(work, settings, first_of_tick), store,
+        const core::PassResult result = core::run_pass(pass_settings(work, settings, first_of_tick), *store,
                                                        transport, clock, host, random_);
         signals.may_die = 0;
-        for (const std::string &id : store.newly_aside())
+        for (const std::string &id : store->newly_aside())
             log_line("route \"" + work.route.name + "\" sets row " + id + " of " + work.route.relation +
                      " aside: it can't be settled, others can: " + store::from_utf8(lane.last_error));
         return committed(work, settings, result, started_us);

@@ -29,6 +29,7 @@ namespace {
 /// An eviction is nobody's fault: the lane stays due.
 void give_lane_back(Lane &lane) noexcept {
     lane.holder = -1;
+    pg_atomic_write_u64(&lane.live_claim, 0);
     pg_atomic_write_u32(&lane.in_flight, 0);
     if (signals.terminate) {
         lane.due_us = 0;
