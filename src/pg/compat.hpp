@@ -10,6 +10,9 @@
 extern "C" {
 #include "access/transam.h"
 #include "catalog/pg_extension.h"
+#include "storage/proc.h"
+#include "utils/guc.h"
+#include "utils/timeout.h"
 #include "utils/wait_event.h"
 }
 
@@ -42,6 +45,22 @@ inline TransactionId oldest_clog_xid() {
 /// 18 made these signals plain functions of the same name; before it, the macro works as well.
 inline void set_signal(int number, void (*handler)(int)) {
     pqsignal(number, handler);
+}
+
+/// Has the server end this session (FATAL 25P04) when its transaction lasts `ms` from now on, unless
+/// transaction_timeout is stricter already; ends with the transaction. 17 brought it: before, and with
+/// 0, nothing happens. C regime.
+inline void shorten_transaction(int ms) {
+#if PG_VERSION_NUM >= 170000
+    if (ms <= 0 || (TransactionTimeout > 0 && TransactionTimeout <= ms))
+        return;
+    (void)set_config_option("transaction_timeout", psprintf("%d", ms), PGC_SUSET, PGC_S_SESSION,
+                            GUC_ACTION_LOCAL, true, 0, false);
+    // Setting it starts the timer, but does not shorten one that runs.
+    enable_timeout_after(TRANSACTION_TIMEOUT, ms);
+#else
+    (void)ms;
+#endif
 }
 
 } // namespace pg::compat

@@ -70,7 +70,8 @@ void log_line(const std::string &message) {
 
 Relay::Relay(int slot)
     : slot_index_(slot), slot_(worker_at(slot)), random_(seed()),
-      wait_event_(pg::guard([] { return pg::compat::wait_event("OutboxRelayIdle"); })) {}
+      idle_event_(pg::guard([] { return pg::compat::wait_event("OutboxRelayIdle"); })),
+      publish_event_(pg::guard([] { return pg::compat::wait_event("OutboxRelayPublish"); })) {}
 
 double Relay::uniform() {
     return std::uniform_real_distribution<double>(0.0, 1.0)(random_);
@@ -288,7 +289,7 @@ void Relay::sleep_until(std::int64_t due_us) {
     const std::int64_t wait_us = due_us - pg::monotonic_us();
     if (wait_us > 0) {
         const long wait_ms = static_cast<long>((wait_us + 999) / 1000);
-        const std::uint32_t wait_event = wait_event_;
+        const std::uint32_t wait_event = idle_event_;
         pg::guard([wait_ms, wait_event] {
             pgstat_report_activity(STATE_IDLE, nullptr);
             (void)WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, wait_ms, wait_event);
@@ -337,13 +338,14 @@ core::NextTurn Relay::pass(LaneWork &work, bool first_of_tick) {
         make_room(work, settings.concurrency);
         WorkerHost host(slot_, lane);
         host.watch(&transport);
+        VisibleWaits visible_transport(transport, publish_event_);
         ServerClock clock;
         LaneMemory memory(work.lane);
         const std::unique_ptr<store::OutboxStore> store = store::make_outbox_store(
             work.route, settings, work.plans, host, memory, store::Frame::own, turn % 2 == 0);
         signals.may_die = 1;
         const core::PassResult result = core::run_pass(pass_settings(work, settings, first_of_tick), *store,
-                                                       transport, clock, host, random_);
+                                                       visible_transport, clock, host, random_);
         signals.may_die = 0;
         for (const std::string &id : store->newly_aside())
             log_line("route \"" + work.route.name + "\" sets row " + id + " of " + work.route.relation +

@@ -48,7 +48,7 @@ sub stop_at
 # The server after a crash: it has kept its configuration, the fault point too.
 sub comes_back
 {
-    $node->poll_query_until('postgres', 'SELECT true') or die 'the server did not come back';
+    wait_for_server($node);
     set_conf($node, 'outbox_relay.fault_point' => undef);
     return;
 }

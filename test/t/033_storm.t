@@ -61,7 +61,7 @@ for my $round (1 .. $rounds)
     {
         my $pid = worker_pid($node, 'postgres') // next;
         kill 'KILL', $pid;
-        $node->poll_query_until('postgres', 'SELECT true') or die 'the server did not come back';
+        wait_for_server($node);
     }
     else
     {
