@@ -1,6 +1,7 @@
 #include "store/limits.hpp"
 
 #include <algorithm>
+#include <climits>
 #include <cstring>
 
 #include "pg/guard.hpp"
