@@ -1,5 +1,6 @@
 #include "settings/settings.hpp"
 
+#include <climits>
 #include <cstring>
 #include <string_view>
 

@@ -125,6 +125,17 @@ void show_phase(WorkerSlot &slot, Phase phase) {
     slot.since = GetCurrentTimestamp();
 }
 
+void VisibleWaits::poll(int max_wait_ms, std::vector<core::Reply> &replies) {
+    pgstat_report_wait_start(wait_event_);
+    try {
+        transport_.poll(max_wait_ms, replies);
+    } catch (...) {
+        pgstat_report_wait_end();
+        throw;
+    }
+    pgstat_report_wait_end();
+}
+
 void WorkerHost::show(Phase phase) {
     show_phase(slot_, phase);
 }

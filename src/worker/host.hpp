@@ -2,6 +2,8 @@
 
 #include <csignal>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "core/pass.hpp"
 #include "core/transport.hpp"
@@ -64,6 +66,24 @@ class WorkerHost : public core::PassHost {
     const core::Transport *transport_ = nullptr;
     std::int64_t probed_us_ = 0;
     bool leaving_ = false;
+};
+
+/// A transport whose waits for the network show in pg_stat_activity, as `wait_event`.
+class VisibleWaits final : public core::Transport {
+  public:
+    VisibleWaits(core::Transport &transport, std::uint32_t wait_event)
+        : transport_(transport), wait_event_(wait_event) {}
+
+    void start(std::uint64_t ticket, core::Request request, const core::RequestLimits &limits) override {
+        transport_.start(ticket, std::move(request), limits);
+    }
+    void poll(int max_wait_ms, std::vector<core::Reply> &replies) override;
+    void cancel(std::vector<core::Reply> &replies) override { transport_.cancel(replies); }
+    std::size_t in_flight() const override { return transport_.in_flight(); }
+
+  private:
+    core::Transport &transport_;
+    const std::uint32_t wait_event_;
 };
 
 /// Shows `phase` in outbox_stat_worker.

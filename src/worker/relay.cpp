@@ -59,7 +59,8 @@ void log_line(const std::string &message) {
 
 Relay::Relay(int slot)
     : slot_index_(slot), slot_(worker_at(slot)), random_(seed()),
-      wait_event_(pg::guard([] { return pg::compat::wait_event("OutboxRelayIdle"); })) {}
+      idle_event_(pg::guard([] { return pg::compat::wait_event("OutboxRelayIdle"); })),
+      publish_event_(pg::guard([] { return pg::compat::wait_event("OutboxRelayPublish"); })) {}
 
 /// True when a lane of this worker is to be drained at shutdown.
 bool Relay::drains() const {
@@ -300,7 +301,7 @@ void Relay::sleep_until(std::int64_t due_us) {
     const std::int64_t wait_us = due_us - pg::monotonic_us();
     if (wait_us > 0) {
         const long wait_ms = static_cast<long>((wait_us + 999) / 1000);
-        const std::uint32_t wait_event = wait_event_;
+        const std::uint32_t wait_event = idle_event_;
         pg::guard([wait_ms, wait_event] {
             pgstat_report_activity(STATE_IDLE, nullptr);
             (void)WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, wait_ms, wait_event);
@@ -420,7 +421,8 @@ core::PassResult Relay::publish(LaneWork &work, const store::Effective &settings
     http::CurlTransport &transport = transport_of(work, settings);
     make_room(work, settings.concurrency);
     host.watch(&transport);
-    return core::run_pass(pass, store, transport, clock, host, random_);
+    VisibleWaits visible_transport(transport, publish_event_);
+    return core::run_pass(pass, store, visible_transport, clock, host, random_);
 }
 
 core::PassSettings Relay::pass_settings(const LaneWork &work, const store::Effective &settings,

@@ -76,7 +76,8 @@ class Relay {
     const int slot_index_;
     WorkerSlot &slot_;
     std::mt19937_64 random_;
-    const std::uint32_t wait_event_;
+    const std::uint32_t idle_event_;
+    const std::uint32_t publish_event_;
     std::map<std::string, LaneWork> work_;
     std::optional<std::uint64_t> configured_parameters_; ///< as of the first look
     std::string database_;                               ///< its name, as of the last look at the routes
