@@ -33,7 +33,7 @@ bool is_suspect(const RowVersion &version) {
 }
 
 bool is_left_out(const RowVersion &version) {
-    return version.why != Remembered::published;
+    return version.why == Remembered::suspect || version.why == Remembered::aside;
 }
 
 bool is_published(const std::vector<RowVersion> &remembered, const RowVersion &version) {
