@@ -342,7 +342,8 @@ PassResult attempt_pass(const PassSettings &settings, Store &store, Clock &clock
     if (settings.reclaim)
         result.reclaimed = store.reclaim();
     const std::vector<Row> rows = store.claim(settings.max_claim_rows);
-    result.claimed = static_cast<std::int64_t>(rows.size());
+    result.published = result.duplicates_avoided = store.settled_late();
+    result.claimed = static_cast<std::int64_t>(rows.size()) + result.published;
     result.full = rows.size() >= settings.max_claim_rows;
     result.publish_failures = settings.publish_failures;
     if (!rows.empty()) {

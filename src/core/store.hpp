@@ -51,6 +51,9 @@ class Store {
     /// Opens the pass, arms its limits and checks what can be checked before anything is sent.
     virtual void begin() = 0;
 
+    /// How many rows begin() has settled that an earlier pass had published.
+    virtual std::int64_t settled_late() const { return 0; }
+
     /// Returns stale `processing` rows to pending; how many.
     virtual std::int64_t reclaim() = 0;
 

@@ -88,6 +88,7 @@ class OutboxStore : public core::Store {
     pg::Result run(const pg::Plan &plan, std::span<const pg::Value> values, const char *name,
                    bool ordered_plans = false);
     void prepare(pg::Plan &plan, const std::string &sql, std::span<const Oid> types);
+    void forget_other_plans();
     [[noreturn]] void raise_swallowed(const char *what, std::uint64_t done, std::size_t wanted) const;
 
     /// The columns of settle_sql() and the like for retried and parked rows.
@@ -118,7 +119,6 @@ class OutboxStore : public core::Store {
     void set_limits();
     void touch_watchdog();
     pg::Context context() const;
-    void forget_other_plans();
     void find_target();
     std::size_t read_claimed(const pg::Result &result, std::vector<core::Row> &rows);
     std::size_t claim_by(const pg::Plan &plan, std::span<pg::Value> values, std::size_t max_rows,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "pg/error.hpp"
 #include "pg/session.hpp"
 #include "store/delivery_log.hpp"
 #include "store/relation.hpp"
@@ -25,6 +26,21 @@ Finding missing_relation(const std::string &name, const char *column) {
     return finding;
 }
 
+/// Opens a relation under its lock, as the owner. A pass that waits in vain says for what: DDL that itself
+/// waits for a lock holds up everybody who comes after it.
+std::optional<Relation> open_relation(const pg::Context &context, const std::string &name, LOCKMODE lock) {
+    try {
+        return pg::act_as(context, [&name, lock] { return find_relation(name, lock); });
+    } catch (const pg::Error &error) {
+        if (error.sqlstate() != ERRCODE_LOCK_NOT_AVAILABLE && error.sqlstate() != ERRCODE_QUERY_CANCELED)
+            throw;
+        pg::raise(
+            {error.sqlstate(), error.message() + " while waiting for a lock on " + name,
+             "Somebody holds a strong lock on it, or waits for one.",
+             "Look for it in pg_locks and pg_blocking_pids(); run such DDL with a short lock_timeout."});
+    }
+}
+
 void append(std::vector<Finding> &all, std::vector<Finding> more) {
     std::move(more.begin(), more.end(), std::back_inserter(all));
 }
@@ -32,8 +48,7 @@ void append(std::vector<Finding> &all, std::vector<Finding> more) {
 /// The log as it will be wanted when the pass settles: at the latest when its time is over.
 std::vector<Finding> check_log(const Route &route, const Effective &settings, Oid owner,
                                const pg::Context &context, Checked &checked) {
-    const std::optional<Relation> log =
-        pg::act_as(context, [&route] { return find_relation(route.delivery_log, AccessShareLock); });
+    const std::optional<Relation> log = open_relation(context, route.delivery_log, AccessShareLock);
     if (!log)
         return {missing_relation(route.delivery_log, "delivery_log")};
     checked.log_name = log->qualified_name;
@@ -50,8 +65,7 @@ std::vector<Finding> check_route(const Route &route, const Effective &settings, 
     context.role = owner;
     context.statement_timeout_ms = limits.statement_ms;
     context.lock_timeout_ms = limits.lock_ms;
-    const std::optional<Relation> relation =
-        pg::act_as(context, [&route] { return find_relation(route.relation, RowExclusiveLock); });
+    const std::optional<Relation> relation = open_relation(context, route.relation, RowExclusiveLock);
     if (!relation)
         return {missing_relation(route.relation, "relation")};
 

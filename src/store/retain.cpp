@@ -23,7 +23,58 @@ namespace {
 
 constexpr Oid kIdentityTypes[] = {UUIDARRAYOID, TIMESTAMPTZARRAYOID};
 
+/// Halving a chunk of 32 down to a row that can't be marked takes six failures in a row; with more the table
+/// itself is at fault.
+constexpr int kGiveUpAfter = 7;
+
 } // namespace
+
+bool RetainStore::Marking::gives_up() const {
+    return failures_in_a_row >= kGiveUpAfter;
+}
+
+bool RetainStore::Marking::table_is_at_fault() const {
+    return gives_up() || (marked == 0 && left.size() > 1);
+}
+
+void RetainStore::begin() {
+    OutboxStore::begin();
+    remembered_ = memory_.load();
+    mark_remembered();
+}
+
+/// What the lane's last pass had sent when it ended. A row that can't be marked although others can is left
+/// to the reclaim; where none can, all are tried again by the next pass, until they are stale. Versions that
+/// consume storage remembered are claimed again and marked without being sent.
+void RetainStore::mark_remembered() {
+    std::vector<RowVersion> late;
+    for (const RowVersion &version : remembered_)
+        if (version.taken_at != 0 && version.relation == checked_.relation)
+            late.push_back(version);
+    std::erase_if(remembered_, [](const RowVersion &version) {
+        return version.taken_at != 0 || version.why != Remembered::published;
+    });
+    if (late.empty())
+        return;
+
+    close();
+    Marking marking;
+    for (std::size_t at = 0; at < late.size(); at += settle_chunk())
+        mark_range(marking, at, std::min(at + settle_chunk(), late.size()),
+                   [&](std::size_t from, std::size_t to) {
+                       marked_late_ += mark_published(std::span(late).subspan(from, to - from));
+                   });
+    std::vector<RowVersion> rest = remembered_;
+    const std::int64_t stale_us = settings_.reclaim_stale_after_ms * 1000;
+    if (marking.table_is_at_fault())
+        for (const std::size_t place : marking.left)
+            if (stale_us == 0 || GetCurrentTimestamp() - late[place].taken_at < stale_us)
+                rest.push_back(late[place]);
+    memory_.replace(rest);
+    if (!marking.left.empty())
+        throw pg::Error(*marking.error);
+    open();
+}
 
 std::int64_t RetainStore::reclaim() {
     const std::int64_t reclaimed = OutboxStore::reclaim();
@@ -73,9 +124,10 @@ void RetainStore::take_claimed(std::vector<core::Row> &rows) {
         const pg::Value at = result.value(i, 2);
         taken[id.text()] = at.null ? now : DatumGetTimestampTz(at.datum);
     }
-    taken_at_.clear();
-    for (const Claimed &claimed : claimed_)
-        taken_at_.push_back(taken[claimed.version.id.text()]);
+    for (Claimed &claimed : claimed_)
+        claimed.version.taken_at = taken[claimed.version.id.text()];
+    // As the column has it, which may be coarser.
+    memory_.set_live_claim(claimed_.front().version.taken_at);
 }
 
 /// The claim's result goes with its transaction. What is stored in the row is copied; what is stored out
@@ -103,7 +155,7 @@ std::variant<std::string, core::Unsendable> RetainStore::render(const core::Row 
     open();
     prepare(plans_.payload, payload_sql(checked_.qualified_name), types);
     const pg::Value values[] = {pg::Value(PointerGetDatum(claimed.version.id.bytes.data())),
-                                pg::Value(TimestampTzGetDatum(taken_at_[row.handle]))};
+                                pg::Value(TimestampTzGetDatum(claimed.version.taken_at))};
     const pg::Result result = run(plans_.payload, values, "outbox_relay: payload", true);
     std::variant<std::string, core::Unsendable> body =
         core::Unsendable{"the row was taken from this pass before it was sent"};
@@ -113,76 +165,149 @@ std::variant<std::string, core::Unsendable> RetainStore::render(const core::Row 
     return body;
 }
 
-RetainStore::Identity RetainStore::identity(std::span<const std::uint32_t> handles) const {
+RetainStore::Identity RetainStore::identity(std::span<const RowVersion> rows) {
     std::vector<Datum> ids, taken_at;
-    for (const std::uint32_t handle : handles) {
-        ids.push_back(PointerGetDatum(claimed_[handle].version.id.bytes.data()));
-        taken_at.push_back(TimestampTzGetDatum(taken_at_[handle]));
+    for (const RowVersion &row : rows) {
+        ids.push_back(PointerGetDatum(row.id.bytes.data()));
+        taken_at.push_back(TimestampTzGetDatum(row.taken_at));
     }
     return {uuid_array(ids), timestamptz_array(taken_at)};
 }
 
-void RetainStore::settle(const core::Settlement &settlement) {
-    if (!settlement.published.empty()) {
-        std::vector<std::uint32_t> handles = settlement.published;
-        std::sort(handles.begin(), handles.end(),
-                  [this](std::uint32_t a, std::uint32_t b) { return position_[a] < position_[b]; });
-        for (std::size_t at = 0; at < handles.size(); at += settle_chunk())
-            mark_published({handles.begin() + static_cast<std::ptrdiff_t>(at),
-                            handles.begin() +
-                                static_cast<std::ptrdiff_t>(std::min(at + settle_chunk(), handles.size()))});
+std::vector<RowVersion> RetainStore::versions_of(std::span<const std::uint32_t> handles) const {
+    std::vector<RowVersion> versions;
+    versions.reserve(handles.size());
+    for (const std::uint32_t handle : handles)
+        versions.push_back(claimed_[handle].version);
+    return versions;
+}
+
+void RetainStore::note_published(const core::Row &row) noexcept {
+    fate_[row.handle] = Fate::published;
+    memory_.add(claimed_[row.handle].version);
+}
+
+/// Calls `mark` with the places [from, to), which it marks in a transaction of its own, and where that fails
+/// with the two halves.
+template <class Mark>
+void RetainStore::mark_range(Marking &marking, std::size_t from, std::size_t to, Mark &&mark) {
+    if (!marking.gives_up()) {
+        try {
+            open();
+            mark(from, to);
+            close();
+            marking.marked += to - from;
+            marking.failures_in_a_row = 0;
+            return;
+        } catch (const pg::Error &error) {
+            undo();
+            forget_other_plans();
+            if (!marking.error)
+                marking.error = error;
+            ++marking.failures_in_a_row;
+        }
+        if (to - from > 1) {
+            const std::size_t middle = from + (to - from) / 2;
+            mark_range(marking, from, middle, mark);
+            mark_range(marking, middle, to, mark);
+            return;
+        }
     }
+    for (std::size_t place = from; place < to; ++place)
+        marking.left.push_back(place);
+}
+
+/// Marks claimed rows, `chunk` in a statement at most. Throws where the table is at fault; a row that alone
+/// can't be marked is kept for commit(), so that it holds up no other.
+template <class Mark>
+void RetainStore::mark_handles(const std::vector<std::uint32_t> &handles, std::size_t chunk, Mark &&mark) {
+    Marking marking;
+    for (std::size_t at = 0; at < handles.size(); at += chunk)
+        mark_range(marking, at, std::min(at + chunk, handles.size()), mark);
+    std::vector<std::uint8_t> is_left(handles.size(), 0);
+    for (const std::size_t place : marking.left)
+        is_left[place] = 1;
+    for (std::size_t place = 0; place < handles.size(); ++place)
+        if (is_left[place] == 0)
+            fate_[handles[place]] = Fate::settled;
+    if (marking.left.empty())
+        return;
+    if (marking.table_is_at_fault())
+        throw pg::Error(*marking.error);
+    for (const std::size_t place : marking.left)
+        fate_[handles[place]] = Fate::unmarkable;
+    if (!unmarkable_)
+        unmarkable_ = marking.error;
+}
+
+void RetainStore::settle(const core::Settlement &settlement) {
+    std::vector<std::uint32_t> published = settlement.published;
+    std::sort(published.begin(), published.end(),
+              [this](std::uint32_t a, std::uint32_t b) { return position_[a] < position_[b]; });
+    // Those too that an earlier pass had sent.
+    for (const std::uint32_t handle : published)
+        fate_[handle] = Fate::published;
+    const std::vector<RowVersion> versions = versions_of(published);
+    mark_handles(published, settle_chunk(), [&](std::size_t from, std::size_t to) {
+        (void)mark_published(std::span(versions).subspan(from, to - from));
+    });
     host_.at(core::PassPoint::in_settle, settlement.published.size());
     if (!settlement.retried.empty() || !settlement.parked.empty())
         mark_rest(settlement);
 }
 
-void RetainStore::mark_published(const std::vector<std::uint32_t> &handles) {
+/// In a transaction that is open; how many rows were still ours to mark.
+std::int64_t RetainStore::mark_published(std::span<const RowVersion> rows) {
     const Oid types[] = {UUIDARRAYOID, TIMESTAMPTZARRAYOID, TIMESTAMPTZOID};
-    open();
     prepare(plans_.mark_published, mark_published_sql(checked_.qualified_name), types);
-    const Identity rows = identity(handles);
-    const pg::Value values[] = {rows.ids, rows.taken_at,
-                                pg::Value(TimestampTzGetDatum(GetCurrentTimestamp()))};
+    const Identity who = identity(rows);
+    const pg::Value values[] = {who.ids, who.taken_at, pg::Value(TimestampTzGetDatum(GetCurrentTimestamp()))};
     const pg::Result result = run(plans_.mark_published, values, "outbox_relay: settle published rows", true);
-    require_marked(result.processed, handles, "updated");
-    close();
-    note_settled(handles);
+    require_marked(result.processed, rows, "updated");
+    return static_cast<std::int64_t>(result.processed);
 }
 
 void RetainStore::mark_rest(const core::Settlement &settlement) {
     const Oid types[] = {UUIDARRAYOID, TIMESTAMPTZARRAYOID, TEXTARRAYOID,
                          INT4ARRAYOID, TIMESTAMPTZARRAYOID, TEXTARRAYOID};
-    open();
-    prepare(plans_.mark_rest, mark_rest_sql(checked_.qualified_name), types);
-    const Rest rest = rest_of(settlement);
-    const Identity rows = identity(rest.handles);
-    const pg::Value values[] = {rows.ids,   rows.taken_at,     rest.statuses,
-                                rest.added, rest.available_at, rest.errors};
-    const pg::Result result =
-        run(plans_.mark_rest, values, "outbox_relay: settle retries and failures", true);
-    require_marked(result.processed, rest.handles, "updated");
-    close();
-    note_settled(rest.handles);
+    const std::size_t retried = settlement.retried.size();
+    std::vector<std::uint32_t> handles;
+    for (const core::Retry &retry : settlement.retried)
+        handles.push_back(retry.handle);
+    for (const core::Park &park : settlement.parked)
+        handles.push_back(park.handle);
+    const std::vector<RowVersion> versions = versions_of(handles);
+    mark_handles(handles, handles.size(), [&](std::size_t from, std::size_t to) {
+        core::Settlement part;
+        for (std::size_t place = from; place < to; ++place) {
+            if (place < retried)
+                part.retried.push_back(settlement.retried[place]);
+            else
+                part.parked.push_back(settlement.parked[place - retried]);
+        }
+        prepare(plans_.mark_rest, mark_rest_sql(checked_.qualified_name), types);
+        const Rest rest = rest_of(part);
+        const std::span<const RowVersion> rows = std::span(versions).subspan(from, to - from);
+        const Identity who = identity(rows);
+        const pg::Value values[] = {who.ids,    who.taken_at,      rest.statuses,
+                                    rest.added, rest.available_at, rest.errors};
+        const pg::Result result =
+            run(plans_.mark_rest, values, "outbox_relay: settle retries and failures", true);
+        require_marked(result.processed, rows, "updated");
+    });
 }
 
 /// Fewer than wanted: others that somebody has taken meanwhile are theirs; those that are still ours were
 /// swallowed.
-void RetainStore::require_marked(std::uint64_t done, std::span<const std::uint32_t> handles,
-                                 const char *what) {
-    if (done == handles.size())
+void RetainStore::require_marked(std::uint64_t done, std::span<const RowVersion> rows, const char *what) {
+    if (done == rows.size())
         return;
     prepare(plans_.still_ours, still_ours_sql(checked_.qualified_name), kIdentityTypes);
-    const Identity rows = identity(handles);
-    const pg::Value values[] = {rows.ids, rows.taken_at};
+    const Identity who = identity(rows);
+    const pg::Value values[] = {who.ids, who.taken_at};
     const pg::Result left = run(plans_.still_ours, values, "outbox_relay: settle", true);
     if (DatumGetInt64(left.value(0, 1).datum) > 0)
-        raise_swallowed(what, done, handles.size());
-}
-
-void RetainStore::note_settled(std::span<const std::uint32_t> handles) {
-    for (const std::uint32_t handle : handles)
-        fate_[handle] = Fate::settled;
+        raise_swallowed(what, done, rows.size());
 }
 
 /// Rows that the pass did not reach go back; after a failure only those that nothing was sent of.
@@ -195,12 +320,27 @@ void RetainStore::give_back(bool rendered_too) {
         return;
     open();
     prepare(plans_.give_back, give_back_sql(checked_.qualified_name), kIdentityTypes);
-    const Identity rows = identity(handles);
-    const pg::Value values[] = {rows.ids, rows.taken_at};
+    const std::vector<RowVersion> rows = versions_of(handles);
+    const Identity who = identity(rows);
+    const pg::Value values[] = {who.ids, who.taken_at};
     const pg::Result result = run(plans_.give_back, values, "outbox_relay: give rows back", true);
-    require_marked(result.processed, handles, "updated");
+    require_marked(result.processed, rows, "updated");
     close();
-    note_settled(handles);
+    for (const std::uint32_t handle : handles)
+        fate_[handle] = Fate::settled;
+}
+
+/// What the lane's next pass has to mark, and what consume storage remembered and nobody has claimed yet.
+void RetainStore::remember_unmarked() {
+    std::vector<RowVersion> unmarked;
+    for (const RowVersion &version : remembered_)
+        if (std::none_of(claimed_.begin(), claimed_.end(),
+                         [&version](const Claimed &claimed) { return claimed.version.id == version.id; }))
+            unmarked.push_back(version);
+    for (std::size_t handle = 0; handle < fate_.size(); ++handle)
+        if (fate_[handle] == Fate::published)
+            unmarked.push_back(claimed_[handle].version);
+    memory_.replace(unmarked);
 }
 
 void RetainStore::commit() {
@@ -208,6 +348,9 @@ void RetainStore::commit() {
         close();
     else
         give_back(true);
+    if (unmarkable_)
+        throw pg::Error(*unmarkable_);
+    remember_unmarked();
     memory_.set_live_claim(0);
 }
 
@@ -220,6 +363,7 @@ void RetainStore::rollback() noexcept {
             // They stay `processing`, and are reclaimed like those of a pass whose process died.
             undo();
         }
+        remember_unmarked();
     }
     memory_.set_live_claim(0);
 }

@@ -33,9 +33,13 @@ struct RowVersion {
     ItemPointerData ctid{};
     Remembered why = Remembered::published;
     std::uint32_t since_s = 0; ///< monotonic seconds; 0: filled in when it is remembered
+    /// On retain storage what identifies the row instead: processing_at of the claim that committed it as
+    /// `processing` (as timestamptz has it). 0: a version that is still as it was claimed.
+    std::int64_t taken_at = 0;
 
     bool same_version(const RowVersion &other) const {
         return id == other.id && relation == other.relation && xmin == other.xmin &&
+               taken_at == other.taken_at &&
                ItemPointerEquals(const_cast<ItemPointer>(&ctid), const_cast<ItemPointer>(&other.ctid));
     }
 };

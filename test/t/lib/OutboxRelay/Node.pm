@@ -279,13 +279,14 @@ sub wait_empty
         });
 }
 
-# wait_for_server(NODE): waits until a server that crashed answers again.
+# wait_for_server(NODE, %opts): waits until a server that crashed takes connections again. (A psql that is refused
+# at once may end before its query is written to it: poll_query_until() dies of that.)
 sub wait_for_server
 {
-    my ($node) = @_;
-    # psql that is refused may be gone before it has read its input, which is an exception.
-    return wait_until(sub { (eval { $node->safe_psql('postgres', 'SELECT 1') } // '') eq '1' },
-        what => 'the server to come back', poll_ms => 50, diag => sub { log_tail($node) });
+    my ($node, %opts) = @_;
+    return wait_until(
+        sub { (eval { $node->safe_psql('postgres', 'SELECT true') } // '') eq 't' },
+        what => 'the server to come back', poll_ms => 50, diag => sub { log_tail($node) }, %opts);
 }
 
 # worker_pids(NODE, DB): the pids of the relay workers of a database, possibly none.
