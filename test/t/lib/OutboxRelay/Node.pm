@@ -257,9 +257,6 @@ sub wait_sql
         });
 }
 
-# wait_for_server(NODE): waits until a server that crashed lets clients in again.
-sub wait_for_server { return wait_sql($_[0], 'postgres', 'SELECT true', what => 'the server to come back'); }
-
 # wait_empty(NODE, RELATION, %opts): waits until the table holds no pending or processing row (with all: no
 # row). route narrows it down; db, timeout; endpoint: its summary joins the diag.
 sub wait_empty
