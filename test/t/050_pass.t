@@ -6,13 +6,13 @@ use warnings;
 use FindBin;
 use lib "$FindBin::Bin/lib";
 use Test::More;
-use Time::HiRes qw(time);
+use Time::Local qw(timegm);
 use OutboxRelay::Endpoint;
 use OutboxRelay::Lane;
 use OutboxRelay::Node;
 use OutboxRelay::Wait ();
 
-my $node = new_node('pass', conf => "autovacuum = off\noutbox_relay.interval = '1h'\nmax_prepared_transactions = 5\n");
+my $node = new_node('pass', conf => "autovacuum = off\noutbox_relay.interval = '1h'\nmax_prepared_transactions = 5\nlog_disconnections = on\nlog_timezone = 'UTC'\n");
 my $e = OutboxRelay::Endpoint->start;
 
 # A table with a paused route of the same name: nobody but the calls relays it.
@@ -237,8 +237,8 @@ subtest 'a deferrable constraint' => sub {
 };
 
 # Starts a pass of the route in a session, waits until $under_way sees it, ends it by SQL with PID for the backend's pid,
-# waits until $over sees no more of it, and gives the seconds that its end took, the best of four. $error is what the
-# session has to say.
+# waits until $over sees no more of it, and gives the seconds that its end took, the best of four, by the server's own
+# clock: from the call to the line of its log that matches $error.
 sub best_end
 {
     my ($on, $route, $begin, $under_way, $end, $error, $over) = @_;
@@ -247,14 +247,14 @@ sub best_end
     {
         my $session = $on->background_psql('postgres', on_error_stop => 0);
         my $pid = $session->query_safe('SELECT pg_backend_pid()');
-        $session->{stdin} .= "$begin\nSELECT outbox_relay_pass('$route');\n\\echo over\n";
+        $session->{stdin} .= "$begin\nSELECT outbox_relay_pass('$route');\n";
         $session->{run}->pump_nb;
         $under_way->($pid);
-        my $at = time();
-        $on->safe_psql('postgres', $end =~ s/PID/$pid/r);
-        wait_sql($on, 'postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $pid AND state = 'active'");
-        push @took, time() - $at;
-        OutboxRelay::Wait::wait_until(sub { $session->{run}->pump_nb; $session->{stderr} =~ /$error/ }, what => $error, diag => sub { $session->{stderr} });
+        my $offset = log_offset($on);
+        my ($at) = split /\|/, $on->safe_psql('postgres', 'SELECT extract(epoch FROM clock_timestamp()), ' . ($end =~ s/PID/$pid/r));
+        wait_log($on, qr/\[$pid\] .*$error/, $offset);
+        my ($y, $mo, $d, $h, $mi, $s) = log_since($on, $offset) =~ /^(\d+)-(\d+)-(\d+) (\d+):(\d+):([\d.]+) UTC \[$pid\] .*$error/m or die 'no time in the log';
+        push @took, timegm(int($s), $mi, $h, $d, $mo - 1, $y) + $s - int($s) - $at;
         eval { $session->quit };
         $over->() if $over;
     }
@@ -263,8 +263,8 @@ sub best_end
 }
 
 my %ends = (
-    'SELECT pg_cancel_backend(PID)' => 'canceling statement due to user request',
-    'SELECT pg_terminate_backend(PID)' => 'terminating connection due to administrator command');
+    'pg_cancel_backend(PID)' => 'canceling statement due to user request',
+    'pg_terminate_backend(PID)' => 'disconnection: session time');
 
 # Ctrl-C, statement_timeout and pg_terminate_backend while the endpoint hangs.
 subtest 'it ends with its caller' => sub {
@@ -280,13 +280,19 @@ subtest 'it ends with its caller' => sub {
             is(rows($table), 3, 'every row is as it was');
         }
     }
-    my @late;
-    for my $round (1 .. 4)
-    {
-        my $at = time();
-        like(error_of("SET statement_timeout = '400ms'; SELECT outbox_relay_pass('hang')"), qr/statement timeout/, 'statement_timeout');
-        push @late, time() - $at - 0.4;
-    }
+    my @late = map { value($node, <<'SQL') } 1 .. 4;
+SET statement_timeout = '400ms';
+CREATE TEMP TABLE took (s float8);
+DO $$
+DECLARE
+    began timestamptz := clock_timestamp();
+BEGIN
+    PERFORM outbox_relay_pass('hang');
+EXCEPTION WHEN query_canceled THEN
+    INSERT INTO took VALUES (extract(epoch FROM clock_timestamp() - began) - 0.4);
+END $$;
+SELECT s FROM took
+SQL
     my ($best) = sort { $a <=> $b } @late;
     cmp_ok($best, '<', 0.2, sprintf 'statement_timeout and: %s s', join ' ', map { sprintf '%.3f', $_ } @late);
     is(value($node, "SELECT sum(attempts) FROM $table"), 0, 'no attempt is counted');
@@ -347,7 +353,7 @@ subtest 'while a name hangs' => sub {
     my $folder = PostgreSQL::Test::Utils::tempdir();
     system($ENV{CC} || 'gcc', '-shared', '-fPIC', '-o', "$folder/resolver.so", "$FindBin::Bin/../module/hanging_resolver.c", '-ldl') == 0 or die 'no compiler';
     local $ENV{LD_PRELOAD} = join ' ', "$folder/resolver.so", $ENV{LD_PRELOAD} // ();
-    my $hung = new_node('hung');
+    my $hung = new_node('hung', conf => "log_disconnections = on\nlog_timezone = 'UTC'\n");
     local $ENV{LD_PRELOAD};
     delete $ENV{LD_PRELOAD};
     make_outbox($hung, 'postgres', 'app.hung');
