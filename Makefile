@@ -7,12 +7,13 @@
 #   sanitize  the same under ASan and UBSan
 #   fuzz      libFuzzer on what takes input from rows and endpoints, FUZZ_SECONDS (60) a target
 #   format    clang-format over the tree
+#   matrix    the whole check on PostgreSQL 15 to 18, each in a Debian of its own; as root
 #
 # Options.  FAULT_POINTS=1: with the test-only fault points.  SANITIZE=1: with ASan and UBSan.  ERROR_ON_WARNING=0: warnings do not stop the build.
 # Out of tree, so that variants do not clash: make -C build/X -f $PWD/Makefile VPATH=$PWD (what scripts/build does).
 
 root := $(patsubst %/,%,$(dir $(lastword $(MAKEFILE_LIST))))
-own_goals := check demo bench unit sanitize fuzz format
+own_goals := check demo bench unit sanitize fuzz format matrix
 
 ifneq (,$(filter $(own_goals),$(MAKECMDGOALS)))
 
@@ -22,7 +23,7 @@ $(error run $(filter $(own_goals),$(MAKECMDGOALS)) and $(filter-out $(own_goals)
 endif
 
 .PHONY: $(own_goals)
-check demo fuzz format:
+check demo fuzz format matrix:
 	+@$(root)/scripts/$@
 bench:
 	+@$(root)/bench/relay

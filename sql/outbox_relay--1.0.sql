@@ -28,6 +28,7 @@ CREATE TABLE outbox_route (
     ca_file text,
     owner name NOT NULL,
     bound_to text NOT NULL,
+    drain_on_shutdown boolean NOT NULL DEFAULT false,
     "interval" interval,
     max_claim_rows integer,
     pass_deadline interval,
@@ -88,6 +89,8 @@ COMMENT ON COLUMN outbox_route.owner IS
     'The role that passes run as. Default: the relation''s owner where the writer is a member of it, else current_user.';
 COMMENT ON COLUMN outbox_route.bound_to IS
     'System identifier, database oid and outbox_relay.environment that the route runs under; elsewhere it idles. Default: here. Never changed by UPDATE.';
+COMMENT ON COLUMN outbox_route.drain_on_shutdown IS
+    'True: at the shutdown of the server what is claimable still goes out, one attempt a row, within outbox_relay.shutdown_drain_timeout. Default false.';
 COMMENT ON COLUMN outbox_route."interval" IS
     'Pause between polls, 1 ms to 1 day. Default NULL: outbox_relay.interval (5 s).';
 COMMENT ON COLUMN outbox_route.max_claim_rows IS

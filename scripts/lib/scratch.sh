@@ -9,6 +9,7 @@
 # scratch_begin: makes the folder ($scratch) and the traps; inside scripts/check it takes that one's folder.
 scratch_begin() {
     scratch_owner=
+    initdb_options=()
     find_postgres || { echo "no PostgreSQL 15 to 18 with PGXS: run scripts/install-dependencies" >&2; exit 1; }
     server_user=
     if [ "$(id -u)" = 0 ]; then
@@ -116,7 +117,7 @@ prefix_make() {
     variant_options "$variant"
     prefix_bin=$prefix$("$PG_CONFIG" --bindir)
     prefix_lib=$prefix$("$PG_CONFIG" --pkglibdir)
-    [ ! -e "$prefix/complete" ] || return 0
+    [ ! -e "$prefix/complete-$pg_major" ] || return 0
     "$root/scripts/build" "$variant"
     for folder in --bindir --pkglibdir --sharedir; do
         folder=$("$PG_CONFIG" "$folder")
@@ -127,7 +128,7 @@ prefix_make() {
         "${options[@]}" install DESTDIR="$prefix" >"$scratch/install.log" 2>&1 ||
         { cat "$scratch/install.log" >&2; echo "installing into the scratch prefix failed" >&2; exit 1; }
     [ -z "$server_user" ] || chown -R "$server_user": "$prefix"
-    touch "$prefix/complete"
+    touch "$prefix/complete-$pg_major"
 }
 
 # tree_copy: $scratch/tree with test/, expected/ and sql/, where the server's user may read and write; the
@@ -139,17 +140,28 @@ tree_copy() {
     [ -z "$server_user" ] || chown -R "$server_user": "$scratch/tree"
 }
 
-# cluster_start DIRECTORY [LINE...]: initialises DIRECTORY/data, with the lines in its configuration and the library
-# preloaded, and starts it on a socket in DIRECTORY alone. Its log is DIRECTORY/log. Superuser: postgres.
+# cluster_start DIRECTORY [LINE...]: cluster_init and cluster_run.
 cluster_start() {
+    cluster_init "$@"
+    cluster_run "$1"
+}
+
+# cluster_init DIRECTORY [LINE...]: initialises DIRECTORY/data, with the lines in its configuration and the library
+# preloaded. Superuser: postgres. initdb_options: more options of initdb.
+cluster_init() {
     local directory=$1
     shift
     as_server_user mkdir -p "$directory"
-    as_server_user initdb -D "$directory/data" -U postgres -A trust -E UTF8 --no-locale --no-sync \
+    as_server_user initdb -D "$directory/data" -U postgres -A trust -E UTF8 --no-locale --no-sync "${initdb_options[@]}" \
         >"$scratch/initdb.log" 2>&1 || { cat "$scratch/initdb.log" >&2; echo "initdb failed" >&2; exit 1; }
     printf '%s\n' "shared_preload_libraries = 'outbox_relay'" "listen_addresses = ''" \
         "unix_socket_directories = '$directory'" "log_line_prefix = '%m [%p] %b '" "timezone = 'UTC'" "$@" |
         as_server_user tee -a "$directory/data/postgresql.conf" >/dev/null
+}
+
+# cluster_run DIRECTORY: starts it on a socket in DIRECTORY alone. Its log is DIRECTORY/log.
+cluster_run() {
+    local directory=$1
     as_server_user pg_ctl -D "$directory/data" -l "$directory/log" -w -t 60 start >/dev/null ||
         { tail -20 "$directory/log" >&2; echo "the scratch cluster did not start: its log's end is above" >&2; exit 1; }
 }

@@ -62,7 +62,8 @@ void check_present(const RouteRow &row) {
                                                 "envelope",
                                                 "headers",
                                                 "fail_statuses",
-                                                "max_payload_bytes"};
+                                                "max_payload_bytes",
+                                                "drain_on_shutdown"};
     for (const char *column : kRequired)
         if (row.is_null(column))
             refuse(row, column, "The value is NULL.",

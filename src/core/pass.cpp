@@ -38,6 +38,8 @@ class Publishing {
         rows_ = &rows;
         for (std::size_t i = 0; i < rows.size(); ++i)
             take(i);
+        // What came while the claim ran counts before the first request.
+        obey(host_.pulse());
         while (true) {
             start_what_fits();
             if (transport_.in_flight() == 0 && (stopped_ || order_.empty()))

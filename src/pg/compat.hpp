@@ -12,7 +12,10 @@ extern "C" {
 #include "catalog/pg_extension.h"
 #include "catalog/pg_namespace.h"
 #include "catalog/pg_proc.h"
+#include "storage/proc.h"
 #include "utils/acl.h"
+#include "utils/guc.h"
+#include "utils/timeout.h"
 #include "utils/wait_event.h"
 }
 
@@ -60,6 +63,22 @@ inline bool may_use_schema(Oid schema, Oid role) {
     return object_aclcheck(NamespaceRelationId, schema, role, ACL_USAGE) == ACLCHECK_OK;
 #else
     return pg_namespace_aclcheck(schema, role, ACL_USAGE) == ACLCHECK_OK;
+#endif
+}
+
+/// Has the server end this session (FATAL 25P04) when its transaction lasts `ms` from now on, unless
+/// transaction_timeout is stricter already; ends with the transaction. 17 brought it: before, and with
+/// 0, nothing happens. C regime.
+inline void shorten_transaction(int ms) {
+#if PG_VERSION_NUM >= 170000
+    if (ms <= 0 || (TransactionTimeout > 0 && TransactionTimeout <= ms))
+        return;
+    (void)set_config_option("transaction_timeout", psprintf("%d", ms), PGC_SUSET, PGC_S_SESSION,
+                            GUC_ACTION_LOCAL, true, 0, false);
+    // Setting it starts the timer, but does not shorten one that runs.
+    enable_timeout_after(TRANSACTION_TIMEOUT, ms);
+#else
+    (void)ms;
 #endif
 }
 

@@ -1,5 +1,6 @@
 #include "settings/settings.hpp"
 
+#include <climits>
 #include <cstring>
 #include <string_view>
 
@@ -157,6 +158,9 @@ void define_server_wide(bool preloading) {
     define_text({"outbox_relay.environment",
                  "Part of a route's binding: a copy of the server with another environment relays nothing.",
                  &p.environment, "", PGC_SIGHUP, outbox_relay_check_environment});
+    define_number({"outbox_relay.shutdown_drain_timeout",
+                   "Time that routes with drain_on_shutdown have at the server's shutdown.",
+                   &p.shutdown_drain_timeout_ms, 5000, 1, kDayMs, PGC_SIGHUP, GUC_UNIT_MS});
     if (preloading)
         define_number({"outbox_relay.max_lanes", "Lanes whose state is kept in shared memory.", &p.max_lanes,
                        1024, 16, 65536, PGC_POSTMASTER, 0});
@@ -224,6 +228,10 @@ void define(bool preloading) {
                  &parameters.fault_point, "", PGC_SUSET, nullptr});
 #endif
     MarkGUCPrefixReserved("outbox_relay");
+}
+
+bool drain_is_short() {
+    return parameters.shutdown_drain_timeout_ms < std::int64_t{5} * parameters.pass_statement_timeout_ms;
 }
 
 std::optional<core::Uuid> context_uuid(const char *value) {

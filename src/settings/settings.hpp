@@ -17,6 +17,7 @@ struct Parameters {
     int max_lanes;
     int max_batches_per_tick;
     char *environment;
+    int shutdown_drain_timeout_ms;
     // SUSET; each also a column of outbox_route
     int interval_ms;
     int max_claim_rows;
@@ -51,6 +52,10 @@ extern Parameters parameters;
 /// Defines all of them. Called by _PG_init, in the postmaster or in a session that loads the library
 /// late; what needs the postmaster is defined only there.
 void define(bool preloading);
+
+/// True when a drain may leave its last pass no time to commit: its closing statements have a fifth of the
+/// time, each up to pass_statement_timeout.
+bool drain_is_short();
 
 /// The UUID that a context parameter holds; nothing when it is empty. Its form was checked when it
 /// was set.

@@ -265,8 +265,8 @@ void advance_as_owner(const Checkpoint &checkpoint, const std::string &node_key,
     context.role = checkpoint.owner;
     pg::spi_connect();
     const pg::Value values[] = {key_value(node_key), pg::Value(Int64GetDatum(mark))};
-    const pg::Plan &plan = plan_for(advance_sql(checkpoint), kAdvanceTypes, &context);
-    const pg::Result result = pg::execute_latest_as(context, plan, values);
+    const pg::Result result =
+        pg::execute_latest_as(context, plan_for(advance_sql(checkpoint), kAdvanceTypes, &context), values);
     require_advanced(checkpoint, result, mark, [&] { return committed_mark(checkpoint, node_key); });
     pg::spi_finish();
 }
@@ -275,8 +275,8 @@ void advance_as_caller(const Checkpoint &checkpoint, const std::string &node_key
     (void)lock_mark(checkpoint, node_key);
     pg::spi_connect();
     const pg::Value values[] = {key_value(node_key), pg::Value(Int64GetDatum(mark))};
-    const pg::Plan &plan = plan_for(advance_sql(checkpoint), kAdvanceTypes, nullptr);
-    const pg::Result result = pg::execute(plan, values, false);
+    const pg::Result result =
+        pg::execute(plan_for(advance_sql(checkpoint), kAdvanceTypes, nullptr), values, false);
     require_advanced(checkpoint, result, mark, [&] { return committed_mark(checkpoint, node_key); });
     pg::spi_finish();
 }

@@ -74,8 +74,8 @@ void ConsumeStore::suspect_single_row() noexcept {
     memory_.add(version);
 }
 
-/// After a commit: what this pass settled is forgotten; a suspect is set aside when another row
-/// settled alone.
+/// After a commit: what this pass settled is forgotten; a suspect is set aside when another row settled
+/// alone, for the second time: the first may have been the end of a fault of the whole lane.
 void ConsumeStore::remember_rest() {
     if (frame_ == Frame::callers)
         return;
@@ -89,7 +89,9 @@ void ConsumeStore::remember_rest() {
         });
         if (seen)
             continue;
-        if (is_suspect(version) && claimed_.size() == 1) {
+        if (is_suspect(version) && claimed_.size() == 1 && !was_warned(version)) {
+            version.why = Remembered::warned;
+        } else if (is_suspect(version) && claimed_.size() == 1) {
             if (++aside > kMaxAside)
                 continue;
             version.why = Remembered::aside;
@@ -98,6 +100,12 @@ void ConsumeStore::remember_rest() {
         rest.push_back(version);
     }
     memory_.replace(rest);
+}
+
+bool ConsumeStore::was_warned(const RowVersion &suspect) const {
+    return std::any_of(remembered_.begin(), remembered_.end(), [&suspect](const RowVersion &version) {
+        return version.why == Remembered::warned && version.same_version(suspect);
+    });
 }
 
 void ConsumeStore::settle(const core::Settlement &settlement) {

@@ -22,6 +22,7 @@ class ConsumeStore : public OutboxStore {
   private:
     void suspect_single_row() noexcept;
     void remember_rest();
+    bool was_warned(const RowVersion &suspect) const;
     pg::Value ctids(std::span<const std::uint32_t> handles) const;
     void settle_published(const std::vector<std::uint32_t> &handles);
     void require_logged(std::uint64_t done, std::size_t wanted) const;

@@ -101,6 +101,7 @@ std::vector<Setting> effective_settings(const Route &route, const std::set<std::
         {"ca_file", route.ca_file, route.ca_file.empty() ? "default" : "route"},
         {"owner", route.owner, "route"},
         {"bound_to", route.bound_to, "route"},
+        fixed("drain_on_shutdown", word(route.drain_on_shutdown), word(standard.drain_on_shutdown)),
     };
     const Effective values = effective(route);
     for (const TuningColumn &column : tuning_columns()) {

@@ -1,6 +1,7 @@
 #include "store/limits.hpp"
 
 #include <algorithm>
+#include <climits>
 #include <cstring>
 
 #include "pg/guard.hpp"
@@ -23,13 +24,13 @@ namespace outbox_relay::store {
 
 namespace {
 
-constexpr int kNames = 3;
+constexpr int kNames = 4;
 constexpr const char *kName[kNames] = {"statement_timeout", "lock_timeout",
-                                       "idle_in_transaction_session_timeout"};
+                                       "idle_in_transaction_session_timeout", "transaction_timeout"};
 
-/// Configured values of the three, -1 where nothing is configured.
+/// Configured values of these, -1 where nothing is configured.
 struct Configured {
-    int ms[kNames] = {-1, -1, -1};
+    int ms[kNames] = {-1, -1, -1, -1};
 };
 
 /// Takes `setting` ("name=value") over where a more specific place has not set it. C regime.
@@ -107,6 +108,7 @@ Limits limits_for(Oid owner, const Effective &settings) {
     limits.lock_ms = strictest(settings.pass_statement_timeout_ms, configured.ms[1], LockTimeout);
     limits.idle_ms = strictest(settings.pass_deadline_ms + settings.pass_statement_timeout_ms,
                                configured.ms[2], IdleInTransactionSessionTimeout);
+    limits.transaction_ms = std::max(0, configured.ms[3]);
     return limits;
 }
 

@@ -4,11 +4,13 @@
 
 namespace outbox_relay::store {
 
-/// The time limits of a pass's session, in milliseconds; never 0.
+/// The time limits of a pass's session, in milliseconds; never 0, but for the last.
 struct Limits {
     int statement_ms;
     int lock_ms;
     int idle_ms;
+    /// transaction_timeout of the owner's role or the database, which the relay itself has none of; 0: none.
+    int transaction_ms;
 };
 
 /// What a pass of `owner` works under: the route's own limits, or a stricter one that the session,

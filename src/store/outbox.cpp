@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "pg/clock.hpp"
+#include "pg/compat.hpp"
 #include "pg/wal.hpp"
 #include "pg/watchdog.hpp"
 #include "store/array.hpp"
@@ -32,7 +33,7 @@ bool is_suspect(const RowVersion &version) {
 }
 
 bool is_left_out(const RowVersion &version) {
-    return version.why != Remembered::published;
+    return version.why == Remembered::suspect || version.why == Remembered::aside;
 }
 
 bool is_published(const std::vector<RowVersion> &remembered, const RowVersion &version) {
@@ -158,6 +159,8 @@ void OutboxStore::set_limits() {
     pg::set_local("statement_timeout", std::to_string(limits_.statement_ms).c_str());
     pg::set_local("lock_timeout", std::to_string(limits_.lock_ms).c_str());
     pg::set_local("idle_in_transaction_session_timeout", std::to_string(limits_.idle_ms).c_str());
+    const int transaction_ms = limits_.transaction_ms;
+    pg::guard([transaction_ms] { pg::compat::shorten_transaction(transaction_ms); });
     // A crash must not undo passes that were committed: each would be published again.
     if (synchronous_commit == SYNCHRONOUS_COMMIT_OFF)
         pg::set_local("synchronous_commit", "local");

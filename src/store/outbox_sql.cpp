@@ -14,12 +14,14 @@ std::string claim_columns(const ClaimShape &shape) {
            (shape.hlc ? "hlc" : "NULL::pg_catalog.int8 AS hlc");
 }
 
+// ONLY in all of these: rows of an inheriting table are not this table's, and may have the same ctid.
+
 /// One arm of a claim. ORDER BY starts with available_at in every arm: the planner does not take
 /// IS NULL for a constant of the index order. In hlc order fresh rows without a stamp come last of
 /// themselves: an index has its NULLs at the end.
 std::string arm(const std::string &relation, const ClaimShape &shape, const char *ripe, const char *limit,
                 const char *extra) {
-    return "SELECT * FROM (SELECT " + claim_columns(shape) + " FROM " + relation +
+    return "SELECT * FROM (SELECT " + claim_columns(shape) + " FROM ONLY " + relation +
            " WHERE outbox_route = $1 AND status = 'pending' AND " + ripe + extra +
            (shape.hlc ? " ORDER BY available_at, hlc, created_at, id LIMIT "
                       : " ORDER BY available_at, created_at LIMIT ") +
@@ -47,7 +49,7 @@ std::string claim_more_sql(const std::string &relation, const ClaimShape &shape)
 std::string remove_sql(const std::string &relation) {
     // ctid = ANY must be the only qualification: with another beside it, a generic plan may walk the
     // backlog's index and filter ctids.
-    return "DELETE FROM " + relation + " WHERE ctid = ANY ($1)";
+    return "DELETE FROM ONLY " + relation + " WHERE ctid = ANY ($1)";
 }
 
 std::string remove_and_log_sql(const std::string &relation, const std::string &log) {
@@ -60,12 +62,12 @@ std::string remove_and_log_sql(const std::string &relation, const std::string &l
 }
 
 std::string publish_sql(const std::string &relation) {
-    return "UPDATE " + relation +
+    return "UPDATE ONLY " + relation +
            " SET status = 'published', published_at = $2, last_error = NULL WHERE ctid = ANY ($1)";
 }
 
 std::string update_sql(const std::string &relation) {
-    return "UPDATE " + relation +
+    return "UPDATE ONLY " + relation +
            " AS o SET status = u.status,"
            " attempts = LEAST(o.attempts::pg_catalog.int8 + u.added, 2147483647),"
            " available_at = COALESCE(u.available_at, o.available_at), last_error = u.error"
@@ -76,8 +78,8 @@ std::string update_sql(const std::string &relation) {
 }
 
 std::string reclaim_sql(const std::string &relation) {
-    return "UPDATE " + relation +
-           " SET status = 'pending', processing_at = NULL WHERE ctid = ANY (ARRAY(SELECT ctid FROM " +
+    return "UPDATE ONLY " + relation +
+           " SET status = 'pending', processing_at = NULL WHERE ctid = ANY (ARRAY(SELECT ctid FROM ONLY " +
            relation +
            " WHERE outbox_route = $1 AND status = 'processing' AND processing_at < $2 AND processing_at <> $3"
            " LIMIT 1000 FOR UPDATE SKIP LOCKED)) RETURNING ctid";
@@ -97,22 +99,22 @@ std::string ours(const std::string &more_arrays, const std::string &more_columns
 } // namespace
 
 std::string take_sql(const std::string &relation) {
-    return "UPDATE " + relation +
+    return "UPDATE ONLY " + relation +
            " SET status = 'processing', processing_at = $2 WHERE ctid = ANY ($1) RETURNING id, processing_at";
 }
 
 std::string payload_sql(const std::string &relation) {
-    return "SELECT payload FROM " + relation +
+    return "SELECT payload FROM ONLY " + relation +
            " WHERE id = $1 AND status = 'processing' AND processing_at = $2";
 }
 
 std::string mark_published_sql(const std::string &relation) {
-    return "UPDATE " + relation + " AS o SET status = 'published', published_at = $3, last_error = NULL" +
-           ours("", "");
+    return "UPDATE ONLY " + relation +
+           " AS o SET status = 'published', published_at = $3, last_error = NULL" + ours("", "");
 }
 
 std::string mark_rest_sql(const std::string &relation) {
-    return "UPDATE " + relation +
+    return "UPDATE ONLY " + relation +
            " AS o SET status = u.status, processing_at = NULL,"
            " attempts = LEAST(o.attempts::pg_catalog.int8 + u.added, 2147483647),"
            " available_at = COALESCE(u.available_at, o.available_at), last_error = u.error" +
@@ -122,11 +124,11 @@ std::string mark_rest_sql(const std::string &relation) {
 }
 
 std::string give_back_sql(const std::string &relation) {
-    return "UPDATE " + relation + " AS o SET status = 'pending', processing_at = NULL" + ours("", "");
+    return "UPDATE ONLY " + relation + " AS o SET status = 'pending', processing_at = NULL" + ours("", "");
 }
 
 std::string still_ours_sql(const std::string &relation) {
-    return "SELECT pg_catalog.count(*) FROM " + relation +
+    return "SELECT pg_catalog.count(*) FROM ONLY " + relation +
            " AS o, unnest($1::pg_catalog.uuid[], $2::pg_catalog.timestamptz[]) AS u(id, taken_at)" + kOurs;
 }
 

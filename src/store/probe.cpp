@@ -51,7 +51,7 @@ std::string tenant_clause(Statement &statement, const std::optional<core::Uuid> 
 /// the statistics say (claims.md, rule 5); run() takes sorts out of the planner's reach.
 std::string rows_of(const std::string &what, const std::string &table, const char *status,
                     const std::string &more) {
-    return "SELECT " + what + " FROM " + table +
+    return "SELECT " + what + " FROM ONLY " + table +
            " WHERE outbox_route OPERATOR(pg_catalog.=) $1 AND status OPERATOR(pg_catalog.=) '" + status +
            "'" + more + " ORDER BY available_at, created_at";
 }
@@ -142,7 +142,10 @@ std::optional<TimestampTz> oldest_pending(const Route &route, const std::optiona
 std::int64_t requeue_failed(const Route &route, const std::optional<Datum> &event_ids,
                             const std::optional<core::Uuid> &tenant, Oid role) {
     const Relation relation = describe(route.relation, RowExclusiveLock);
-    require(missing_or_wrong(relation, Needs{}));
+    const bool retain = route.storage == "retain";
+    Needs needs;
+    needs.retain = retain;
+    require(missing_or_wrong(relation, needs));
     if (const std::optional<Finding> finding = owner_finding(relation, role))
         require({*finding});
 
@@ -153,8 +156,9 @@ std::int64_t requeue_failed(const Route &route, const std::optional<Datum> &even
     if (event_ids.has_value())
         where += " AND event_id OPERATOR(pg_catalog.=) ANY (" +
                  statement.parameter(UUIDARRAYOID, *event_ids) + ")";
-    statement.sql = "UPDATE " + relation.qualified_name +
-                    " SET status = 'pending', attempts = 0, last_error = NULL, available_at = NULL" + where;
+    statement.sql = "UPDATE ONLY " + relation.qualified_name +
+                    " SET status = 'pending', attempts = 0, last_error = NULL, available_at = NULL" +
+                    (retain ? ", processing_at = NULL, published_at = NULL" : "") + where;
 
     pg::spi_connect();
     pg::Plan plan;

@@ -34,8 +34,9 @@ bool has_undrained(const Route &route, const std::optional<core::Uuid> &tenant, 
 std::optional<TimestampTz> oldest_pending(const Route &route, const std::optional<core::Uuid> &tenant,
                                           Oid role);
 
-/// Failed rows back to pending, attempts 0, as `role`; how many. `event_ids`: a uuid[] datum, or
-/// nothing for all. Raises 42501 when `role` must not run passes on the table.
+/// Failed rows back to pending, attempts 0, on retain storage without its two times, as `role`; how many.
+/// `event_ids`: a uuid[] datum, or nothing for all. Raises 42501 when `role` must not run passes on the
+/// table.
 std::int64_t requeue_failed(const Route &route, const std::optional<Datum> &event_ids,
                             const std::optional<core::Uuid> &tenant, Oid role);
 

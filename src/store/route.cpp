@@ -1,6 +1,7 @@
 #include "store/route.hpp"
 
 #include <algorithm>
+#include <climits>
 #include <memory>
 #include <unordered_map>
 

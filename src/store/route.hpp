@@ -26,6 +26,7 @@ struct Route {
     bool propagate_trace = false;
     bool require_transaction = false;
     bool hlc_ordering = false;
+    bool drain_on_shutdown = false;
     Ordering ordering = Ordering::key;
     bool cloudevents = true;
     bool forze = true;

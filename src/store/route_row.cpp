@@ -174,6 +174,7 @@ Route parse_route(const RouteRow &row) {
     route.storage = row.text("storage");
     route.delivery_log = row.text("delivery_log");
     route.hlc_ordering = row.boolean("hlc_ordering");
+    route.drain_on_shutdown = row.boolean("drain_on_shutdown");
     route.propagate_trace = row.boolean("propagate_trace");
     route.require_transaction = row.boolean("require_transaction");
     route.ordering = row.text("ordering") == "none" ? Ordering::none : Ordering::key;

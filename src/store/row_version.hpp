@@ -19,6 +19,7 @@ namespace outbox_relay::store {
 enum class Remembered : std::uint8_t {
     published, ///< the endpoint has acknowledged it, no pass has settled it yet
     suspect,   ///< it was alone in a pass that failed to settle
+    warned,    ///< it was a suspect, and another row then settled alone; not left out
     aside      ///< it alone fails to settle: passes leave it out
 };
 

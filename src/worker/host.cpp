@@ -7,6 +7,7 @@
 
 #include <sys/resource.h>
 
+#include "settings/settings.hpp"
 #include "worker/fault.hpp"
 
 #include "pg/clock.hpp"
@@ -70,6 +71,36 @@ bool server_is_stopping() {
     return stopping;
 }
 
+namespace {
+
+/// Monotonic; 0: no drain has begun.
+std::int64_t drain_end_us = 0;
+
+std::int64_t drain_time_us() {
+    return std::int64_t{1000} * settings::parameters.shutdown_drain_timeout_ms;
+}
+
+} // namespace
+
+void begin_drain() {
+    if (drain_end_us == 0)
+        drain_end_us = pg::monotonic_us() + drain_time_us();
+}
+
+bool is_draining() {
+    return drain_end_us != 0;
+}
+
+std::int64_t drain_left_us() {
+    return is_draining() ? drain_end_us - pg::monotonic_us() : 0;
+}
+
+void keep_time_to_commit(store::Effective &settings) {
+    const std::int64_t left_ms = std::max<std::int64_t>(drain_left_us() / 1000, 5);
+    settings.pass_deadline_ms = std::min(settings.pass_deadline_ms, left_ms - left_ms / 5);
+    settings.pass_statement_timeout_ms = std::min(settings.pass_statement_timeout_ms, left_ms / 5);
+}
+
 bool database_wants_us_gone() {
     return pg::guard([] {
         LOCKTAG tag;
@@ -94,6 +125,17 @@ void show_phase(WorkerSlot &slot, Phase phase) {
     slot.since = GetCurrentTimestamp();
 }
 
+void VisibleWaits::poll(int max_wait_ms, std::vector<core::Reply> &replies) {
+    pgstat_report_wait_start(wait_event_);
+    try {
+        transport_.poll(max_wait_ms, replies);
+    } catch (...) {
+        pgstat_report_wait_end();
+        throw;
+    }
+    pgstat_report_wait_end();
+}
+
 void WorkerHost::show(Phase phase) {
     show_phase(slot_, phase);
 }
@@ -115,10 +157,15 @@ core::PassHost::Order WorkerHost::pulse() {
     }
     if (!signals.terminate)
         return leaving_ ? Order::leave : Order::go_on;
-    if (server_is_stopping())
+    if (!server_is_stopping()) {
+        leaving_ = true;
+        return Order::leave;
+    }
+    if (!drains_)
         return Order::finish;
-    leaving_ = true;
-    return Order::leave;
+    begin_drain();
+    // A pass that was under way when the signal came has the deadline of its route, not the drain's.
+    return drain_left_us() > drain_time_us() / 5 ? Order::go_on : Order::leave;
 }
 
 void WorkerHost::at(core::PassPoint point, std::size_t count) {

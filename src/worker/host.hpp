@@ -2,9 +2,12 @@
 
 #include <csignal>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "core/pass.hpp"
 #include "core/transport.hpp"
+#include "store/route.hpp"
 #include "worker/lanes.hpp"
 
 namespace outbox_relay::worker {
@@ -24,6 +27,16 @@ void install_signal_handlers();
 /// (pg_terminate_backend, DROP DATABASE).
 bool server_is_stopping();
 
+/// The drain of this process begins, if it has not yet: its end is outbox_relay.shutdown_drain_timeout away.
+void begin_drain();
+bool is_draining();
+/// Time to the drain's end; not above zero when it is over or has not begun.
+std::int64_t drain_left_us();
+
+/// Limits of a pass in a drain: publishing stops a fifth of the time that is left before its end, and a
+/// closing statement is cut at the end.
+void keep_time_to_commit(store::Effective &settings);
+
 /// True when this database wants us to go: somebody holds or waits for a lock on it that conflicts
 /// with being connected (DROP, RENAME, SET TABLESPACE, as a TEMPLATE).
 bool database_wants_us_gone();
@@ -36,7 +49,8 @@ std::int64_t most_requests_in_flight();
 /// The pass's view of the relay worker: interrupts, phases, fault points.
 class WorkerHost : public core::PassHost {
   public:
-    WorkerHost(WorkerSlot &slot, Lane &lane) : slot_(slot), lane_(lane) {}
+    /// `drains`: at the server's shutdown the pass goes on as long as the drain has time.
+    WorkerHost(WorkerSlot &slot, Lane &lane, bool drains) : slot_(slot), lane_(lane), drains_(drains) {}
 
     /// The pass sends by `transport`; without one its target lies inside the database.
     void watch(const core::Transport *transport) { transport_ = transport; }
@@ -48,9 +62,28 @@ class WorkerHost : public core::PassHost {
 
     WorkerSlot &slot_;
     Lane &lane_;
+    const bool drains_;
     const core::Transport *transport_ = nullptr;
     std::int64_t probed_us_ = 0;
     bool leaving_ = false;
+};
+
+/// A transport whose waits for the network show in pg_stat_activity, as `wait_event`.
+class VisibleWaits final : public core::Transport {
+  public:
+    VisibleWaits(core::Transport &transport, std::uint32_t wait_event)
+        : transport_(transport), wait_event_(wait_event) {}
+
+    void start(std::uint64_t ticket, core::Request request, const core::RequestLimits &limits) override {
+        transport_.start(ticket, std::move(request), limits);
+    }
+    void poll(int max_wait_ms, std::vector<core::Reply> &replies) override;
+    void cancel(std::vector<core::Reply> &replies) override { transport_.cancel(replies); }
+    std::size_t in_flight() const override { return transport_.in_flight(); }
+
+  private:
+    core::Transport &transport_;
+    const std::uint32_t wait_event_;
 };
 
 /// Shows `phase` in outbox_stat_worker.

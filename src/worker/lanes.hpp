@@ -50,6 +50,7 @@ struct Lane {
     core::LaneHealth health;
     core::LanePolicy policy; ///< of its last pass, for one whose worker dies in it
     bool breaker_open;       ///< the next pass is a probe of one row
+    bool drained;            ///< in this shutdown
     std::uint32_t turns;     ///< passes begun, for what alternates from pass to pass
 
     int remembered_chunk; ///< memory.cpp's chain, -1: none

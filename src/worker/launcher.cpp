@@ -57,6 +57,7 @@ class Launcher {
         const std::uint32_t wait_event =
             pg::guard([] { return pg::compat::wait_event("OutboxRelayLauncher"); });
         while (true) {
+            warn_of_short_drain();
             const long wait_ms = static_cast<long>(turn_us() / 1000) + 1;
             pg::guard([wait_ms, wait_event] {
                 (void)WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, wait_ms,
@@ -89,6 +90,19 @@ class Launcher {
                 if (row.served)
                     wait_us = std::min(wait_us, serve(row.oid, now_us));
         return std::max<std::int64_t>(wait_us, 10'000);
+    }
+
+    /// Once for each time that the settings become so.
+    void warn_of_short_drain() {
+        const bool is_short = settings::drain_is_short();
+        if (is_short && !short_drain_)
+            pg::report_at(WARNING,
+                          {ERRCODE_INVALID_PARAMETER_VALUE,
+                           "outbox_relay.shutdown_drain_timeout is below five times "
+                           "outbox_relay.pass_statement_timeout",
+                           "A drain leaves its last fifth to the closing statements of its last pass.",
+                           "Raise the one or lower the other, or that pass may be cut and rolled back."});
+        short_drain_ = is_short;
     }
 
     bool reloaded() {
@@ -280,6 +294,7 @@ class Launcher {
     std::vector<DatabaseRow> databases_;
     std::vector<BackgroundWorkerHandle *> handles_;
     std::string listed_;
+    bool short_drain_ = false;
     std::int64_t list_at_us_ = 0;
     bool no_slots_said_ = false;
 };

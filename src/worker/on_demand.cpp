@@ -19,6 +19,7 @@
 #include "pg/guard.hpp"
 
 extern "C" {
+#include "postmaster/bgworker.h"
 #include "storage/pmsignal.h"
 }
 
@@ -74,6 +75,32 @@ bool is_refused_deferral(const pg::Error &error) {
            std::strcmp(place, "afterTriggerMarkEvents") == 0;
 }
 
+/// Marks this session as running a pass for a C++ scope.
+class Running {
+  public:
+    Running() { running_ = true; }
+    ~Running() { running_ = false; }
+    Running(const Running &) = delete;
+    Running &operator=(const Running &) = delete;
+
+    static bool is_running() { return running_; }
+
+  private:
+    static bool running_;
+};
+bool Running::running_ = false;
+
+/// Code that a pass runs (a target function, a trigger) would claim the rows that the pass holds already:
+/// they are locked by its own transaction.
+void refuse_inside_a_pass() {
+    const bool in_worker =
+        MyBgworkerEntry != nullptr && std::strcmp(MyBgworkerEntry->bgw_library_name, "outbox_relay") == 0;
+    if (in_worker || Running::is_running())
+        pg::raise({ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, "a pass can't be run inside a pass",
+                   "A target function or a trigger of the pass called outbox_relay_pass().",
+                   "Stage an event for the other route instead: its lane wakes at commit."});
+}
+
 core::PassResult run(const store::Route &route, const store::Effective &settings,
                      const core::PassSettings &pass) {
     SessionHost host;
@@ -96,6 +123,8 @@ core::PassResult run(const store::Route &route, const store::Effective &settings
 } // namespace
 
 core::PassResult pass_on_demand(const store::Route &route, std::int64_t max_rows) {
+    refuse_inside_a_pass();
+    const Running running;
     store::Effective settings = store::effective(route);
     settings.concurrency = std::min(settings.concurrency, most_requests_in_flight());
     core::PassSettings pass = pass_settings(route, settings, database_name());

@@ -59,7 +59,14 @@ void log_line(const std::string &message) {
 
 Relay::Relay(int slot)
     : slot_index_(slot), slot_(worker_at(slot)), random_(seed()),
-      wait_event_(pg::guard([] { return pg::compat::wait_event("OutboxRelayIdle"); })) {}
+      idle_event_(pg::guard([] { return pg::compat::wait_event("OutboxRelayIdle"); })),
+      publish_event_(pg::guard([] { return pg::compat::wait_event("OutboxRelayPublish"); })) {}
+
+/// True when a lane of this worker is to be drained at shutdown.
+bool Relay::drains() const {
+    return std::any_of(work_.begin(), work_.end(),
+                       [](const auto &entry) { return entry.second.route.drain_on_shutdown; });
+}
 
 double Relay::uniform() {
     return std::uniform_real_distribution<double>(0.0, 1.0)(random_);
@@ -294,7 +301,7 @@ void Relay::sleep_until(std::int64_t due_us) {
     const std::int64_t wait_us = due_us - pg::monotonic_us();
     if (wait_us > 0) {
         const long wait_ms = static_cast<long>((wait_us + 999) / 1000);
-        const std::uint32_t wait_event = wait_event_;
+        const std::uint32_t wait_event = idle_event_;
         pg::guard([wait_ms, wait_event] {
             pgstat_report_activity(STATE_IDLE, nullptr);
             (void)WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, wait_ms, wait_event);
@@ -329,6 +336,51 @@ void Relay::tick(LaneWork &work) {
     pg::guard([] { pgstat_report_stat(false); });
 }
 
+/// A lane that is to be drained and that nobody has drained or holds, held from now on.
+LaneWork *Relay::take_to_drain() {
+    LockedLanes locked(LW_EXCLUSIVE);
+    for (auto &[name, work] : work_) {
+        Lane &lane = lane_at(work.lane);
+        if (!work.route.drain_on_shutdown || lane.drained || !lane.used || lane.holder >= 0 ||
+            lane.generation != work.generation)
+            continue;
+        lane.drained = true;
+        lane.holder = slot_index_;
+        slot_.lane = work.lane;
+        return &work;
+    }
+    return nullptr;
+}
+
+void Relay::drain() {
+    if (work_.empty() || !settings::parameters.enabled || !server_is_stopping())
+        return;
+    begin_drain();
+    while (drain_left_us() > 0) {
+        LaneWork *work = take_to_drain();
+        if (work == nullptr)
+            return;
+        drain(*work);
+    }
+}
+
+/// Passes until one comes back short, reschedules a row or fails. Rows that wait for a retry are not
+/// waited for.
+void Relay::drain(LaneWork &work) {
+    core::NextTurn next;
+    const int batches = settings::parameters.max_batches_per_tick;
+    for (int batch = 0; batch < batches && drain_left_us() > 0; ++batch) {
+        Lane &lane = lane_at(work.lane);
+        const std::uint64_t before =
+            lane.counters.retried + lane.counters.refused + lane.counters.failed_passes;
+        next = pass(work, false);
+        if (next.state != core::NextTurn::State::due ||
+            lane.counters.retried + lane.counters.refused + lane.counters.failed_passes != before)
+            break;
+    }
+    release(work, next);
+}
+
 core::NextTurn Relay::pass(LaneWork &work, bool first_of_tick) {
     Lane &lane = lane_at(work.lane);
     // Rows that commit from here on wake the lane again; those before are seen by the claim.
@@ -337,14 +389,17 @@ core::NextTurn Relay::pass(LaneWork &work, bool first_of_tick) {
     store::Effective settings = store::effective(work.route);
     settings.concurrency = std::min(settings.concurrency, most_requests_in_flight());
     lane.policy = policy_of(settings);
+    if (is_draining())
+        keep_time_to_commit(settings);
     const std::int64_t started_us = pg::monotonic_us();
     try {
-        WorkerHost host(slot_, lane);
+        WorkerHost host(slot_, lane, work.route.drain_on_shutdown);
         LaneMemory memory(work.lane);
         const std::unique_ptr<store::OutboxStore> store = store::make_outbox_store(
             work.route, settings, work.plans, host, memory, store::Frame::own, turn % 2 == 0);
         const core::PassSettings pass = pass_settings(work, settings, first_of_tick);
-        signals.may_die = 1;
+        // Who is to drain finishes a statement first: eviction still takes no longer than its limit.
+        signals.may_die = is_draining() || drains() ? 0 : 1;
         const core::PassResult result = publish(work, settings, pass, *store, host);
         signals.may_die = 0;
         for (const std::string &id : store->newly_aside())
@@ -366,7 +421,8 @@ core::PassResult Relay::publish(LaneWork &work, const store::Effective &settings
     http::CurlTransport &transport = transport_of(work, settings);
     make_room(work, settings.concurrency);
     host.watch(&transport);
-    return core::run_pass(pass, store, transport, clock, host, random_);
+    VisibleWaits visible_transport(transport, publish_event_);
+    return core::run_pass(pass, store, visible_transport, clock, host, random_);
 }
 
 core::PassSettings Relay::pass_settings(const LaneWork &work, const store::Effective &settings,

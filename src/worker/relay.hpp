@@ -35,9 +35,16 @@ class Relay {
     /// Runs until the process has to end; does not return otherwise. The caller exits with 1.
     void run();
 
+    /// At the shutdown of the server: what is claimable on routes with drain_on_shutdown still goes out,
+    /// one attempt a row, within outbox_relay.shutdown_drain_timeout (the seed, "A shutdown drain keeps
+    /// time to commit"). Does nothing when the process is merely evicted. At most once per start of the
+    /// server and lane.
+    void drain();
+
   private:
     bool turn();
     bool may_serve();
+    bool drains() const;
     bool is_one_too_many() const;
     bool parameters_changed();
     bool refresh_routes();
@@ -49,6 +56,8 @@ class Relay {
     LaneWork *take_due(std::int64_t &next_due_us);
     void sleep_until(std::int64_t due_us);
     void tick(LaneWork &work);
+    LaneWork *take_to_drain();
+    void drain(LaneWork &work);
     core::NextTurn pass(LaneWork &work, bool first_of_tick);
     core::PassResult publish(LaneWork &work, const store::Effective &settings, const core::PassSettings &pass,
                              core::Store &store, WorkerHost &host);
@@ -67,7 +76,8 @@ class Relay {
     const int slot_index_;
     WorkerSlot &slot_;
     std::mt19937_64 random_;
-    const std::uint32_t wait_event_;
+    const std::uint32_t idle_event_;
+    const std::uint32_t publish_event_;
     std::map<std::string, LaneWork> work_;
     std::optional<std::uint64_t> configured_parameters_; ///< as of the first look
     std::string database_;                               ///< its name, as of the last look at the routes

@@ -99,6 +99,7 @@ void run(int index) {
     signals.may_die = 0;
     Relay relay(index);
     relay.run();
+    relay.drain();
 }
 
 } // namespace

@@ -69,7 +69,10 @@ SELECT count(hlc_observe(translate(substr(md5(n::text) || md5((-n)::text), 1, 15
 SELECT hlc_last() = :before AS unchanged;
 
 \echo the drift is a setting (HLC-16)
+-- The message of 17 names the unit of the bounds.
+\set VERBOSITY sqlstate
 SET outbox_relay.hlc_max_drift = '-1s';
+\set VERBOSITY terse
 SET outbox_relay.hlc_max_drift = '10min';
 SELECT hlc_observe(hlc_encode(hlc_pack((extract(epoch FROM clock_timestamp()) * 1000)::bigint + 401000, 0))) IS NOT NULL AS accepted;
 RESET outbox_relay.hlc_max_drift;

@@ -107,6 +107,13 @@ SELECT outbox_requeue_failed('r');
 ROLLBACK;
 SELECT outbox_depth('r');
 
+\echo on retain storage without the times of before
+INSERT INTO outbox_route (name, relation, url, enabled, storage) VALUES ('kept', 'app.outbox', 'http://127.0.0.1:9/', false, 'retain');
+SELECT count(put('kept', 'failed', '1 s')), count(put('r', 'failed', '1 s'));
+UPDATE app.outbox SET processing_at = now(), published_at = now() WHERE status = 'failed';
+SELECT outbox_requeue_failed('kept'), outbox_requeue_failed('r', tenant_id => t(9));
+SELECT outbox_route, status, processing_at IS NULL, published_at IS NULL FROM app.outbox WHERE processing_at IS NOT NULL OR outbox_route = 'kept' ORDER BY 1;
+
 \echo errors
 SELECT attempt(format('SELECT %s(%L)', f, n))
     FROM unnest(ARRAY['outbox_depth', 'outbox_has_undrained', 'outbox_oldest_pending_age', 'outbox_requeue_failed']) f,

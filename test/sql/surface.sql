@@ -70,6 +70,8 @@ DROP SCHEMA "Some $chema";
 
 \echo what lies in the way is not adopted
 CREATE SCHEMA planted;
+-- 18 adds the statement of the script.
+\set SHOW_CONTEXT never
 CREATE TABLE planted.outbox_route (name text);
 CREATE EXTENSION outbox_relay SCHEMA planted;
 DROP TABLE planted.outbox_route;

@@ -283,6 +283,10 @@ subtest 'statistics' => sub {
     my ($pid) = $worker =~ /^(\d+)/;
     is(value($node, "SELECT backend_type || ' ' || query FROM pg_stat_activity WHERE pid = $pid"),
         'outbox_relay worker outbox_relay: publish', 'pg_stat_activity says the same');
+    # Before 17 an extension has no names for its waits.
+    my $waits = $node->pg_version >= 17 ? 'OutboxRelayPublish' : 'Extension';
+    wait_sql($node, 'postgres', "SELECT wait_event_type = 'Extension' AND wait_event = '$waits' FROM pg_stat_activity WHERE pid = $pid");
+    pass('and what it waits for');
     is(value($node, "SELECT count(*) FROM outbox_stat_worker w JOIN pg_stat_activity a USING (pid)
         WHERE a.backend_type = CASE WHEN phase = 'launcher' THEN 'outbox_relay launcher' ELSE 'outbox_relay worker' END"),
         2, 'launcher and worker are listed');

@@ -265,6 +265,42 @@ subtest 'a stricter limit of the owner or the database stays, a looser one widen
     $e->reset;
 };
 
+# On 17 and newer a transaction_timeout stays too; the relay has none of its own.
+sub transaction_timeouts
+{
+    my $restart = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE backend_type = 'outbox_relay worker'";
+    my $table = table_and_route('whole', owner => 'app_owner', url => $e->url('/hang'), pass_deadline => '20s');
+    my $neighbour = table_and_route('neighbour');
+    for my $setting ('ROLE app_owner SET transaction_timeout', 'DATABASE postgres SET transaction_timeout')
+    {
+        # A looser one, which the session has from its start, must not stand in the way of the role's.
+        $node->safe_psql('postgres', "ALTER DATABASE postgres SET transaction_timeout = '15s'");
+        $node->safe_psql('postgres', $restart);
+        wait_for_worker($node, 'postgres');
+        $node->safe_psql('postgres', "ALTER $setting = '700ms'");
+        my $offset = log_offset($node);
+        my ($id) = insert_rows($node, $table, 'whole', 1);
+        my $before = versions($table);
+        my $started = time();
+        wait_log($node, qr/FATAL:.*transaction timeout/, $offset);
+        cmp_ok(time() - $started, '<', 6, "$setting: long before pass_deadline");
+        wait_lane($node, 'whole', 'failed_passes > 0');
+        is(versions($table), $before, 'the row is as it was');
+        insert_rows($node, $neighbour, 'neighbour', 3);
+        wait_empty($node, $neighbour, all => 1);
+        pass('the neighbour is served');
+        $node->safe_psql('postgres', 'ALTER ROLE app_owner RESET transaction_timeout;'
+              . 'ALTER DATABASE postgres RESET transaction_timeout');
+        $node->safe_psql('postgres', $restart);
+        $e->release(1);
+        wait_empty($node, $table, all => 1);
+        pass('and once nothing cuts it, the row goes out');
+        $e->reset;
+    }
+    return;
+}
+subtest 'a transaction_timeout of the owner or the database cuts the session' => \&transaction_timeouts if $node->pg_version >= 17;
+
 # CON-24, T-08
 subtest 'what swallows a settling fails the pass' => sub {
     my %swallow = (

@@ -146,8 +146,6 @@ my %blows = (
         $node->start;
     });
 
-sub comes_back { return wait_for_server($node); }
-
 # How many rows of one lane have been acknowledged and not settled when its pass stands at a place: least and most.
 my %place = (
     after_begin => [ 0, 0 ], after_claim => [ 0, 0 ], 'after_publish:3' => [ 3, 7 ], before_settle => [ 1, $batch ],
@@ -167,7 +165,7 @@ sub blow_at
     ok($least <= $unsettled && $unsettled <= $most, "$blow at $place: repeats $unsettled, within $least and $most")
       or diag($e->summary);
     $blows{$blow}->();
-    comes_back();
+    wait_for_server($node);
     return;
 }
 
@@ -185,7 +183,7 @@ sub suicide_at
     write_conf('outbox_relay.enabled = off');
     wait_until(sub { !kill 0, $pid }, what => 'the postmaster to see the death');
     $node->reload;
-    comes_back();
+    wait_for_server($node);
     my $unsettled = note_unsettled("worker at $place");
     # The other worker may have been anywhere, or at the same place.
     my $most = $place{$place}[1] + $batch * ($workers - 1);

@@ -6,13 +6,13 @@ use warnings;
 use FindBin;
 use lib "$FindBin::Bin/lib";
 use Test::More;
-use Time::HiRes qw(time);
+use Time::Local qw(timegm);
 use OutboxRelay::Endpoint;
 use OutboxRelay::Lane;
 use OutboxRelay::Node;
 use OutboxRelay::Wait ();
 
-my $node = new_node('pass', conf => "autovacuum = off\noutbox_relay.interval = '1h'\nmax_prepared_transactions = 5\n");
+my $node = new_node('pass', conf => "autovacuum = off\noutbox_relay.interval = '1h'\nmax_prepared_transactions = 5\nlog_disconnections = on\nlog_timezone = 'UTC'\n");
 my $e = OutboxRelay::Endpoint->start;
 
 # A table with a paused route of the same name: nobody but the calls relays it.
@@ -178,6 +178,42 @@ subtest 'the lane and its schedule are left alone' => sub {
     is(value($node, "SELECT enabled FROM outbox_route WHERE name = 'lane'"), 'f', 'and stays paused');
 };
 
+subtest 'storage retain, and a delivery log' => sub {
+    my $table = scene('kept', storage => 'retain', max_attempts => 1, concurrency => 1);
+    insert_rows($node, $table, 'kept', 3);
+    my $state = "SELECT string_agg(DISTINCT concat_ws('/', status, published_at IS NULL, processing_at IS NULL), ',') FROM $table";
+    is($node->safe_psql('postgres', "BEGIN; SELECT published FROM outbox_relay_pass('kept', 2); $state; ROLLBACK; $state"),
+        "2\npending/t/t,published/f/t\npending/t/t", 'marked in the transaction, and back with its rollback');
+    is(relay('kept'), '3|3|0|0|0|0|0', 'committed');
+    is(value($node, $state), 'published/f/t', 'kept as published');
+    $node->safe_psql('postgres', "UPDATE $table SET status = 'processing', published_at = NULL, processing_at = now() - interval '1 h'");
+    is(relay('kept', 1), '1|1|0|0|0|3|0', 'stale rows come back');
+    $node->safe_psql('postgres', "UPDATE outbox_route SET url = '" . $e->url('/status/500') . "' WHERE name = 'kept'");
+    is(relay('kept'), '2|0|2|0|0|0|0', 'failures');
+    $node->safe_psql('postgres', "SELECT outbox_requeue_failed('kept'); UPDATE outbox_route SET url = 'http://127.0.0.1:9/' WHERE name = 'kept'");
+    is(relay('kept'), '2|0|0|0|2|0|0', 'refusals');
+    is(value($node, "SELECT count(*) FROM $table WHERE status = 'pending' AND processing_at IS NULL AND attempts = 0"), 2, 'leave the rows as they were');
+
+    # Rows that the lane's own live pass holds are not stale, however long it takes.
+    $table = scene('live', storage => 'retain', url => $e->url('/hang'), pass_deadline => '1h', reclaim_stale_after => '10ms', enabled => 1);
+    insert_rows($node, $table, 'live', 2);
+    $node->safe_psql('postgres', "BEGIN; SELECT outbox_stage('live', 'wake', '1'); COMMIT");
+    $e->wait_for_count(3, of => 'inflight');
+    is(relay('live'), '0|0|0|0|0|0|0', 'a live pass is not reclaimed');
+    $e->release(1);
+    wait_empty($node, $table);
+    is(value($node, "SELECT count(*) FROM $table WHERE status = 'published'"), 3, 'it ends as it should');
+    $node->safe_psql('postgres', "DELETE FROM outbox_route WHERE name = 'live'");
+
+    $node->safe_psql('postgres', 'CREATE TABLE app.logged_delivered (id uuid, outbox_route text, event_id uuid, tenant_id uuid, published_at timestamptz)');
+    $table = scene('logged', delivery_log => 'app.logged_delivered');
+    insert_rows($node, $table, 'logged', 2);
+    is($node->safe_psql('postgres', "BEGIN; SELECT published FROM outbox_relay_pass('logged'); SELECT count(*) FROM app.logged_delivered; ROLLBACK; SELECT count(*) FROM app.logged_delivered"),
+        "2\n2\n0", 'the log is the caller\'s transaction too');
+    is(relay('logged'), '2|2|0|0|0|0|0', 'committed');
+    is(value($node, "SELECT count(*) FROM app.logged_delivered"), 2, 'and logged');
+};
+
 # Two passes of one route in parallel, each with the half: CON-20.
 subtest 'beside another pass' => sub {
     my $table = scene('beside');
@@ -200,44 +236,63 @@ subtest 'a deferrable constraint' => sub {
     is($node->safe_psql('postgres', "BEGIN; SET CONSTRAINTS ALL IMMEDIATE; SELECT published FROM outbox_relay_pass('deferred'); COMMIT"), 1, 'which helps');
 };
 
+# Starts a pass of the route in a session, waits until $under_way sees it, ends it by SQL with PID for the backend's pid,
+# waits until $over sees no more of it, and gives the seconds that its end took, the best of four, by the server's own
+# clock: from the call to the line of its log that matches $error.
+sub best_end
+{
+    my ($on, $route, $begin, $under_way, $end, $error, $over) = @_;
+    my @took;
+    for my $round (1 .. 4)
+    {
+        my $session = $on->background_psql('postgres', on_error_stop => 0);
+        my $pid = $session->query_safe('SELECT pg_backend_pid()');
+        $session->{stdin} .= "$begin\nSELECT outbox_relay_pass('$route');\n";
+        $session->{run}->pump_nb;
+        $under_way->($pid);
+        my $offset = log_offset($on);
+        my ($at) = split /\|/, $on->safe_psql('postgres', 'SELECT extract(epoch FROM clock_timestamp()), ' . ($end =~ s/PID/$pid/r));
+        wait_log($on, qr/\[$pid\] .*$error/, $offset);
+        my ($y, $mo, $d, $h, $mi, $s) = log_since($on, $offset) =~ /^(\d+)-(\d+)-(\d+) (\d+):(\d+):([\d.]+) UTC \[$pid\] .*$error/m or die 'no time in the log';
+        push @took, timegm(int($s), $mi, $h, $d, $mo - 1, $y) + $s - int($s) - $at;
+        eval { $session->quit };
+        $over->() if $over;
+    }
+    note('took ' . join ' ', map { sprintf '%.3f', $_ } @took);
+    return (sort { $a <=> $b } @took)[0];
+}
+
+my %ends = (
+    'pg_cancel_backend(PID)' => 'canceling statement due to user request',
+    'pg_terminate_backend(PID)' => 'disconnection: session time');
+
 # Ctrl-C, statement_timeout and pg_terminate_backend while the endpoint hangs.
 subtest 'it ends with its caller' => sub {
     my $table = scene('hang', url => $e->url('/hang'), pass_deadline => '1h');
     insert_rows($node, $table, 'hang', 3);
-    my $ends = sub {
-        my ($what, $begin, $end, $error) = @_;
-        my @took;
-        for my $round (1 .. 4)
-        {
-            my $session = $node->background_psql('postgres', on_error_stop => 0);
-            my $pid = $session->query_safe('SELECT pg_backend_pid()');
-            $session->{stdin} .= "$begin\nSELECT outbox_relay_pass('hang');\n\\echo over\n";
-            $session->{run}->pump_nb;
-            my $connections = $e->wait_for_inflight(sub { $_[0]{complete} });
-            my $at = time();
-            $end->($pid);
-            wait_sql($node, 'postgres', "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = $pid AND state = 'active'") ;
-            push @took, time() - $at;
-            OutboxRelay::Wait::wait_until(sub { $session->{run}->pump_nb; $session->{stderr} =~ /$error/ }, what => $error, diag => sub { $session->{stderr} });
-            eval { $session->quit };
-            $e->wait_until(sub { $e->count->{inflight} == 0 }, what => 'the requests to be cancelled');
-        }
-        my ($best) = sort { $a <=> $b } @took;
-        cmp_ok($best, '<', 0.2, sprintf '%s: %s s', $what, join ' ', map { sprintf '%.3f', $_ } @took);
-        is(rows($table), 3, "$what: every row is as it was");
-        return;
-    };
-    $ends->('pg_cancel_backend', '', sub { value($node, "SELECT pg_cancel_backend($_[0])") }, 'canceling statement due to user request');
-    $ends->('pg_terminate_backend', '', sub { value($node, "SELECT pg_terminate_backend($_[0])") }, 'terminating connection due to administrator command');
-    $ends->('in a transaction', 'BEGIN;', sub { value($node, "SELECT pg_cancel_backend($_[0])") }, 'canceling statement due to user request');
-
-    my @late;
-    for my $round (1 .. 4)
+    for my $begin ('', 'BEGIN;')
     {
-        my $at = time();
-        like(error_of("SET statement_timeout = '400ms'; SELECT outbox_relay_pass('hang')"), qr/statement timeout/, 'statement_timeout');
-        push @late, time() - $at - 0.4;
+        for my $end (sort keys %ends)
+        {
+            my $best = best_end($node, 'hang', $begin, sub { $e->wait_for_count(3, of => 'inflight') }, $end, $ends{$end},
+                sub { $e->wait_until(sub { $e->count->{inflight} == 0 }, what => 'the requests to be cancelled') });
+            cmp_ok($best, '<', 0.2, "$begin $end: $best s");
+            is(rows($table), 3, 'every row is as it was');
+        }
     }
+    my @late = map { value($node, <<'SQL') } 1 .. 4;
+SET statement_timeout = '400ms';
+CREATE TEMP TABLE took (s float8);
+DO $$
+DECLARE
+    began timestamptz := clock_timestamp();
+BEGIN
+    PERFORM outbox_relay_pass('hang');
+EXCEPTION WHEN query_canceled THEN
+    INSERT INTO took VALUES (extract(epoch FROM clock_timestamp() - began) - 0.4);
+END $$;
+SELECT s FROM took
+SQL
     my ($best) = sort { $a <=> $b } @late;
     cmp_ok($best, '<', 0.2, sprintf 'statement_timeout and: %s s', join ' ', map { sprintf '%.3f', $_ } @late);
     is(value($node, "SELECT sum(attempts) FROM $table"), 0, 'no attempt is counted');
@@ -292,6 +347,31 @@ SQL
 };
 
 $node->stop;
+
+# In the resolver, which no signal reaches.
+subtest 'while a name hangs' => sub {
+    my $folder = PostgreSQL::Test::Utils::tempdir();
+    system($ENV{CC} || 'gcc', '-shared', '-fPIC', '-o', "$folder/resolver.so", "$FindBin::Bin/../module/hanging_resolver.c", '-ldl') == 0 or die 'no compiler';
+    local $ENV{LD_PRELOAD} = join ' ', "$folder/resolver.so", $ENV{LD_PRELOAD} // ();
+    my $hung = new_node('hung', conf => "log_disconnections = on\nlog_timezone = 'UTC'\n");
+    local $ENV{LD_PRELOAD};
+    delete $ENV{LD_PRELOAD};
+    make_outbox($hung, 'postgres', 'app.hung');
+    create_route($hung, 'hung', 'app.hung', 'http://hang.test/', enabled => 0, pass_deadline => '1h', connect_timeout => '1h');
+    insert_rows($hung, 'app.hung', 'hung', 2);
+    for my $end (sort keys %ends)
+    {
+        my $under_way = sub {
+            my ($pid) = @_;
+            # libcurl's own threads: one a name.
+            OutboxRelay::Wait::wait_until(sub { my @threads = glob "/proc/$pid/task/*"; @threads > 1 }, what => 'the resolver to be asked');
+        };
+        my $best = best_end($hung, 'hung', '', $under_way, $end, $ends{$end});
+        cmp_ok($best, '<', 1, "$end: $best s");
+        is($hung->safe_psql('postgres', 'SELECT count(*), sum(attempts) FROM app.hung'), '2|0', 'every row is as it was');
+    }
+    $hung->stop;
+};
 
 subtest 'without the preload' => sub {
     my $late = new_node('late', preload => '', extension => 1);

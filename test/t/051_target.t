@@ -9,6 +9,7 @@ use Test::More;
 use Time::HiRes qw(time);
 use OutboxRelay::Lane;
 use OutboxRelay::Node;
+use OutboxRelay::Wait ();
 
 my $node = new_node('target', fsync => 1, conf => "autovacuum = off\noutbox_relay.workers = 1\n");
 my %fast = (interval => '100ms', retry_base_delay => '100ms', retry_max_backoff => '300ms');
@@ -53,6 +54,15 @@ sub route
 }
 
 sub note_sql { my ($name) = @_; return "INSERT INTO app.${name}_inbox (event_id, event_type) VALUES (event.event_id, event.event_type);"; }
+
+# Kills the worker, and with it the server's memory; waits until the server is back. A psql that meets it in recovery
+# may be gone before it has read its input, which its caller does not survive.
+sub crash
+{
+    kill_worker($node, 'postgres', 'KILL');
+    OutboxRelay::Wait::wait_until(sub { eval { ($node->psql('postgres', 'SELECT 1'))[0] == 0 } }, what => 'the server to come back', poll_ms => 100);
+    return;
+}
 
 sub drop { my ($name) = @_; $node->safe_psql('postgres', "DELETE FROM outbox_route WHERE name = '$name'"); return; }
 
@@ -120,13 +130,19 @@ subtest 'the row at fault is found and set aside' => sub {
 
 subtest 'a fault of the function itself sets nothing aside' => sub {
     my $table = scene('broken', q{RAISE 'out of order';});
-    stage_many($node, 'broken', 20);
-    my $lane = wait_lane($node, 'broken', 'failed_passes >= 5');
-    is("$lane->{set_aside} $lane->{published}", '0 0', 'nothing aside, nothing published');
-    like($lane->{last_error}, qr/out of order/, 'shown');
-    target('broken', note_sql('broken'));
-    wait_empty($node, $table, all => 1);
-    is(value($node, 'SELECT count(DISTINCT event_id) || \' \' || count(*) FROM app.broken_inbox'), '20 20', 'once each');
+    for my $round (1 .. 6)
+    {
+        target('broken', q{RAISE 'out of order';});
+        my $failed = lane($node, 'broken')->{failed_passes};
+        stage_many($node, 'broken', 3);
+        # Its end falls between two passes of one row, now of the one, now of the other.
+        my $lane = wait_lane($node, 'broken', "failed_passes >= $failed + 2 + $round % 2");
+        is($lane->{set_aside}, 0, 'nothing aside');
+        like($lane->{last_error}, qr/out of order/, 'shown');
+        target('broken', note_sql('broken'));
+        wait_empty($node, $table, all => 1);
+    }
+    is(value($node, q{SELECT count(DISTINCT event_id) || ' ' || count(*) FROM app.broken_inbox}), '18 18', 'once each');
     drop('broken');
 };
 
@@ -175,8 +191,7 @@ subtest 'killed in every step, each event takes effect once' => sub {
             wait_log($node, qr/fault point \w+ reached: $done/, $offset);
             if ($action eq 'kill')
             {
-                kill_worker($node, 'postgres', 'KILL');
-                wait_for_server($node);
+                crash();
             }
             set_conf($node, 'outbox_relay.fault_point' => undef);
             wait_empty($node, $table, all => 1);
@@ -187,28 +202,52 @@ subtest 'killed in every step, each event takes effect once' => sub {
     drop('once');
 };
 
+subtest 'with every storage' => sub {
+    my $table = scene('retained', note_sql('retained'), storage => 'retain', max_claim_rows => 5, enabled => 0);
+    insert_rows($node, $table, 'retained', 20);
+    my $offset = log_offset($node);
+    set_conf($node, 'outbox_relay.fault_point' => 'in_settle=wait');
+    $node->safe_psql('postgres', "UPDATE outbox_route SET enabled = true WHERE name = 'retained'");
+    wait_log($node, qr/fault point in_settle reached: wait/, $offset);
+    is(value($node, "SELECT count(*) FROM $table WHERE status = 'pending'"), 20, 'until the commit all are pending to others');
+    crash();
+    is(value($node, 'SELECT count(*) FROM app.retained_inbox'), 0, 'killed before it, nothing took effect');
+    set_conf($node, 'outbox_relay.fault_point' => undef);
+    wait_empty($node, $table);
+    is(value($node, "SELECT count(*) FROM $table WHERE status = 'published' AND published_at IS NOT NULL AND processing_at IS NULL"), 20, 'retain: kept as published');
+    is(value($node, q{SELECT count(DISTINCT event_id) || ' ' || count(*) FROM app.retained_inbox}), '20 20', 'once each');
+    drop('retained');
+
+    $node->safe_psql('postgres', 'SET ROLE app_owner; CREATE TABLE app.logged_delivered (id uuid, outbox_route text, event_id uuid, tenant_id uuid, published_at timestamptz)');
+    $table = scene('logged', note_sql('logged') . q{IF event.event_type = 'bad' THEN RAISE 'not this one'; END IF;}, delivery_log => 'app.logged_delivered');
+    insert_rows($node, $table, 'logged', 1, type => 'bad');
+    insert_rows($node, $table, 'logged', 3);
+    wait_lane($node, 'logged', 'set_aside = 1');
+    is(value($node, 'SELECT count(*) FROM app.logged_delivered JOIN app.logged_inbox USING (event_id)'), 3, 'a delivery log has each that took effect');
+    is(value($node, 'SELECT count(*) FROM app.logged_delivered'), 3, 'and no other');
+    drop('logged');
+};
+
 subtest 'what is refused before anything is delivered' => sub {
     my $table = scene('refused', note_sql('refused'));
     my $fails = sub {
         my ($sql, $error, $what) = @_;
-        my $before = lane($node, 'refused');
         $node->safe_psql('postgres', $sql);
         insert_rows($node, $table, 'refused', 1);
-        my $failed = $before ? $before->{failed_passes} : 0;
-        my $lane = wait_lane($node, 'refused', "failed_passes > $failed");
-        like($lane->{last_error}, $error, $what);
+        wait_lane($node, 'refused', 'state = \'backoff\' AND position(' . sql_literal($error) . ' IN last_error) > 0');
+        pass($what);
         return;
     };
     insert_rows($node, $table, 'refused', 1);
     wait_empty($node, $table, all => 1);
-    $fails->('ALTER FUNCTION app.refused_f RENAME TO refused_g', qr/function app\.refused_f\(public\.outbox_message\) does not exist/, 'gone');
-    $fails->('CREATE FUNCTION app.refused_f(public.outbox_message) RETURNS int LANGUAGE sql AS $$ SELECT 1 $$', qr/does not return void/, 'another result');
-    $fails->('DROP FUNCTION app.refused_f; CREATE FUNCTION app.refused_f(jsonb) RETURNS void LANGUAGE sql AS $$ SELECT 1 $$', qr/does not exist/, 'another argument');
-    $fails->('CREATE PROCEDURE app.refused_f(public.outbox_message) LANGUAGE sql AS $$ SELECT 1 $$', qr/not an ordinary function/, 'a procedure');
+    $fails->('ALTER FUNCTION app.refused_f RENAME TO refused_g', 'function app.refused_f(public.outbox_message) does not exist', 'gone');
+    $fails->('CREATE FUNCTION app.refused_f(public.outbox_message) RETURNS int LANGUAGE sql AS $$ SELECT 1 $$', 'does not return void', 'another result');
+    $fails->('DROP FUNCTION app.refused_f; CREATE FUNCTION app.refused_f(jsonb) RETURNS void LANGUAGE sql AS $$ SELECT 1 $$', 'does not exist', 'another argument');
+    $fails->('CREATE PROCEDURE app.refused_f(public.outbox_message) LANGUAGE sql AS $$ SELECT 1 $$', 'not an ordinary function', 'a procedure');
     $fails->('DROP PROCEDURE app.refused_f(public.outbox_message); ALTER FUNCTION app.refused_g RENAME TO refused_f;'
-          . 'REVOKE EXECUTE ON FUNCTION app.refused_f(public.outbox_message) FROM PUBLIC, app_owner', qr/lacks EXECUTE/, 'no right to call it');
+          . 'REVOKE EXECUTE ON FUNCTION app.refused_f(public.outbox_message) FROM PUBLIC, app_owner', 'lacks EXECUTE', 'no right to call it');
     $fails->('GRANT EXECUTE ON FUNCTION app.refused_f(public.outbox_message) TO PUBLIC; ALTER FUNCTION app.refused_f(public.outbox_message) OWNER TO other_owner',
-        qr/may not call function/, 'somebody else\'s code');
+        'may not call function', 'somebody else\'s code');
     is(value($node, 'SELECT count(*) FROM app.refused_inbox'), 1, 'nothing was delivered meanwhile');
     $node->safe_psql('postgres', 'GRANT app_owner TO other_owner');
     wait_empty($node, $table, all => 1);
@@ -264,6 +303,22 @@ SQL
     insert_rows($node, $table, 'demand', 1);
     is($node->safe_psql('postgres', "SELECT claimed FROM outbox_relay_pass('demand'); SELECT count(*) FROM $table"), "1\n1", 'a function may stage events');
     drop('demand');
+};
+
+subtest 'no pass inside a pass' => sub {
+    $node->safe_psql('postgres', 'GRANT EXECUTE ON FUNCTION outbox_relay_pass TO app_owner');
+    my $table = scene('nested', q{PERFORM public.outbox_relay_pass('nested');} . note_sql('nested'), enabled => 0);
+    insert_rows($node, $table, 'nested', 3);
+    my ($code, $out, $err) = $node->psql('postgres', q{SELECT outbox_relay_pass('nested')});
+    like($err, qr/a pass can't be run inside a pass/, 'on demand');
+    ($code, $out, $err) = $node->psql('postgres', q{SELECT outbox_relay_pass('nested')});
+    like($err, qr/a pass can't be run inside a pass.*PL\/pgSQL function app.nested_f/s, 'again: the one before is over');
+    $node->safe_psql('postgres', "UPDATE outbox_route SET enabled = true WHERE name = 'nested'");
+    wait_lane($node, 'nested', q{last_error ~ 'inside a pass'});
+    target('nested', note_sql('nested'));
+    wait_empty($node, $table, all => 1);
+    is(value($node, 'SELECT count(*) FROM app.nested_inbox'), 3, 'nothing was lost or repeated');
+    drop('nested');
 };
 
 subtest 'eviction does not wait for a call' => sub {

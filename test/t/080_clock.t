@@ -120,6 +120,23 @@ subtest 'rows go out by (hlc NULLS LAST, created_at, id)' => sub {
     is($without, 0, 'mode off: none has');
 };
 
+# A claim in hlc order walks its index, also where nothing was ever analyzed and the other index is the tighter one
+subtest 'claims stay flat in the backlog' => sub {
+    make_outbox($node, 'postgres', 'app.flat', hlc => 1);
+    value($node, 'ALTER TABLE app.flat SET (autovacuum_enabled = off)');
+    create_route($node, 'flat', 'app.flat', $e->url, hlc_ordering => 1, enabled => 0, interval => '100ms', max_claim_rows => 200);
+    insert_rows($node, 'app.flat', 'flat', 10_000, columns => { hlc => \'20000 - g' });
+    insert_rows($node, 'app.flat', 'flat', 10_000, columns => { hlc => \'g', available_at => \q{now() + interval '1 hour'} });
+    my $scans = q{SELECT seq_scan || ' ' || idx_tup_fetch || ' ' || n_tup_del FROM pg_stat_user_tables WHERE relid = 'app.flat'::regclass};
+    my ($sequential, $fetched) = split / /, value($node, $scans);
+    value($node, "UPDATE outbox_route SET enabled = true WHERE name = 'flat'");
+    wait_sql($node, 'postgres', q{SELECT n_tup_del = 10000 FROM pg_stat_user_tables WHERE relid = 'app.flat'::regclass});
+    my ($sequential_after, $fetched_after) = split / /, value($node, $scans);
+    is($sequential_after, $sequential, 'no sequential scan');
+    cmp_ok($fetched_after - $fetched, '<', 50_000, 'few more rows are fetched than there are: ' . ($fetched_after - $fetched) . ' for 10,000');
+    value($node, "DELETE FROM outbox_route WHERE name = 'flat'");
+};
+
 subtest 'what stamping needs' => sub {
     my $late = new_node('late', preload => '', extension => 1);
     make_outbox($late, 'postgres', 'app.outbox', hlc => 1);

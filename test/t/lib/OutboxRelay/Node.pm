@@ -236,15 +236,25 @@ SQL
 }
 
 # wait_sql(NODE, DB, QUERY, %opts): waits until the query gives `expected` (t); timeout in seconds. Dies
-# with the server log's end when it does not.
+# with the server log's end when it does not. A server that is not there counts as one that gives something else.
 sub wait_sql
 {
     my ($node, $db, $query, %opts) = @_;
-    local $PostgreSQL::Test::Utils::timeout_default = $opts{timeout} // default_timeout();
-    return 1 if $node->poll_query_until($db, $query, $opts{expected} // 't');
-    Test::More::diag($opts{diag}->()) if $opts{diag};
-    Test::More::diag("end of the server log:\n" . log_tail($node));
-    croak 'timed out waiting for: ' . ($opts{what} // $query);
+    my $expected = $opts{expected} // 't';
+    my $last = '';
+    return wait_until(
+        sub {
+            # psql may be gone before it was given the query; newer IPC::Run then dies of it. So no poll_query_until.
+            my ($status, $output, $error) = eval { $node->psql($db, $query) };
+            ($status, $output, $error) = (-1, '', $@) if !defined $status;
+            $last = "$output $error";
+            $status == 0 && $output eq $expected && $error eq '';
+        },
+        what => $opts{what} // $query,
+        timeout => $opts{timeout}, poll_ms => 50,
+        diag => sub {
+            join "\n", "the query gave: $last", $opts{diag} ? $opts{diag}->() : (), "end of the server log:", log_tail($node);
+        });
 }
 
 # wait_empty(NODE, RELATION, %opts): waits until the table holds no pending or processing row (with all: no

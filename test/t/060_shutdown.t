@@ -1,0 +1,191 @@
+# The shutdown of the server: without a drain what is in flight gets a second, with one the rest goes out, in time.
+
+use strict;
+use warnings;
+use FindBin;
+use lib "$FindBin::Bin/lib";
+use Test::More;
+use IPC::Run ();
+use Time::HiRes qw(time);
+use OutboxRelay::Endpoint;
+use OutboxRelay::Lane;
+use OutboxRelay::Node;
+
+my $node = new_node('stopping', conf => "outbox_relay.interval = '1h'\n");
+my $e = OutboxRelay::Endpoint->start;
+
+sub table_and_route
+{
+    my ($name, %columns) = @_;
+    make_outbox($node, 'postgres', "app.$name");
+    create_route($node, $name, "app.$name", delete $columns{url} // $e->url, %columns);
+    wait_lane($node, $name, 'passes > 0');
+    return "app.$name";
+}
+
+# Rows that no wake tells of, as those staged after a lane's last turn.
+sub leave { my ($name, $n, %columns) = @_; return insert_rows($node, "app.$name", $name, $n, columns => \%columns) }
+
+# Stops the server (fast) and starts it with nothing relaying; how long the stop took.
+sub stop_and_look
+{
+    my ($mode) = @_;
+    my $began = time();
+    $node->stop($mode // 'fast');
+    my $took = time() - $began;
+    $node->append_conf('postgresql.conf', "outbox_relay.enabled = off\n");
+    $node->start;
+    return $took;
+}
+
+sub go_on
+{
+    $node->append_conf('postgresql.conf', "outbox_relay.enabled = on\n");
+    $node->reload;
+    value($node, 'DELETE FROM outbox_route');
+    $e->reset;
+}
+
+# SHD-01, SHD-02
+for my $drain (0, 1)
+{
+    subtest $drain ? 'with a drain the rest goes out' : 'without a drain the rest stays' => sub {
+        for my $storage (qw(consume retain))
+        {
+            my $name = "rest_${storage}_$drain";
+            my $table = table_and_route($name, drain_on_shutdown => $drain, storage => $storage, max_claim_rows => 10);
+            leave($name, 25);
+        }
+        stop_and_look();
+        for my $storage (qw(consume retain))
+        {
+            is(value($node, "SELECT count(*) FROM app.rest_${storage}_$drain WHERE status <> 'published'"), $drain ? 0 : 25, $storage);
+        }
+        is($e->count->{acked}, $drain ? 50 : 0, 'arrived');
+        go_on();
+    };
+}
+
+# SHD-03, SHD-04
+subtest 'one attempt a row, and the first pass that reschedules one ends the drain' => sub {
+    $e->script('second', ('/ok') x 5, { status => 500 }, ('/ok') x 20);
+    my $table = table_and_route('failing', drain_on_shutdown => 1, max_claim_rows => 5, concurrency => 1, url => $e->url('/script/second'), retry_base_delay => '1ms');
+    leave('failing', 15);
+    stop_and_look();
+    is($e->count->{received}, 10, 'two passes of three');
+    is(value($node, "SELECT string_agg(status || ' ' || attempts, ', ' ORDER BY attempts DESC) FROM (SELECT status, attempts FROM $table GROUP BY 1, 2) s"), 'pending 1, pending 0', 'the failed row has one attempt');
+    is(value($node, "SELECT count(*) FROM $table"), 6, 'the rest is pending');
+    go_on();
+};
+
+# SHD-05, SHD-08's half: other lanes go on
+subtest 'a failing pass ends the drain of its lane alone' => sub {
+    my $table = table_and_route('broken', drain_on_shutdown => 1, max_claim_rows => 5);
+    my $good = table_and_route('good', drain_on_shutdown => 1);
+    value($node, "CREATE FUNCTION app.no() RETURNS trigger LANGUAGE plpgsql AS \$\$ BEGIN RAISE EXCEPTION 'no'; END \$\$; CREATE TRIGGER no BEFORE DELETE ON $table FOR EACH ROW EXECUTE FUNCTION app.no()");
+    leave('broken', 20);
+    leave('good', 20);
+    stop_and_look();
+    is(value($node, "SELECT count(*) FROM $table"), 20, 'nothing is settled');
+    is(value($node, "SELECT count(*) FROM $good"), 0, 'the other lane is drained');
+    is($e->count->{received}, 25, 'one pass was tried');
+    go_on();
+};
+
+# SHD-06, SHD-14
+subtest 'bounded by the batches of a tick; rows that back off are not waited for' => sub {
+    $node->append_conf('postgresql.conf', "outbox_relay.max_batches_per_tick = 3\n");
+    $node->reload;
+    my $table = table_and_route('many', drain_on_shutdown => 1, max_claim_rows => 5);
+    my $later = table_and_route('later', drain_on_shutdown => 1);
+    leave('many', 50);
+    leave('later', 1, available_at => \q{now() + interval '3 s'});
+    my $took = stop_and_look();
+    is(value($node, "SELECT count(*) FROM $table"), 35, 'three passes of five');
+    is(value($node, "SELECT count(*) FROM $later"), 1, 'the row that waits stays');
+    cmp_ok($took, '<', 3, sprintf('the stop took %.1f s', $took));
+    $node->append_conf('postgresql.conf', "outbox_relay.max_batches_per_tick = 100\n");
+    go_on();
+};
+
+# SHD-10, SHD-11
+subtest 'a slow endpoint: publishing stops in time to commit' => sub {
+    $node->append_conf('postgresql.conf', "outbox_relay.shutdown_drain_timeout = '2500ms'\noutbox_relay.pass_statement_timeout = '500ms'\n");
+    $node->reload;
+    my $table = table_and_route('slow', drain_on_shutdown => 1, concurrency => 1, url => $e->url('/slow?ms=200'), max_claim_rows => 100);
+    leave('slow', 60);
+    my $took = stop_and_look();
+    my $left = value($node, "SELECT count(*) FROM $table");
+    my $acked = $e->count->{acked};
+    cmp_ok($left, '<', 60, "some went out: $acked");
+    cmp_ok($left, '>', 40, "and the rest, $left, stays");
+    is(60 - $left, $acked, 'what was acknowledged is settled: nothing was rolled back');
+    cmp_ok($took, '<', 4, sprintf('the stop took %.1f s', $took));
+    go_on();
+};
+
+# SHD-12
+subtest 'a closing statement that waits beyond the end is cut' => sub {
+    my $table = table_and_route('locked', drain_on_shutdown => 1, max_claim_rows => 10);
+    value($node, "CREATE FUNCTION app.wait() RETURNS trigger LANGUAGE plpgsql AS \$\$ BEGIN PERFORM pg_sleep(10); RETURN OLD; END \$\$; CREATE TRIGGER wait BEFORE DELETE ON $table FOR EACH ROW EXECUTE FUNCTION app.wait()");
+    leave('locked', 5);
+    my $took = stop_and_look();
+    is(value($node, "SELECT count(*) FROM $table WHERE attempts = 0"), 5, 'its pass is rolled back');
+    cmp_ok($took, '<', 4, sprintf('the stop took %.1f s', $took));
+    go_on();
+};
+
+# SHD-15, SHD-09
+subtest 'an eviction never drains' => sub {
+    my $table = table_and_route('evicted', drain_on_shutdown => 1);
+    leave('evicted', 5);
+    my $pid = wait_for_worker($node, 'postgres');
+    value($node, "UPDATE outbox_route SET enabled = false WHERE name = 'evicted'");
+    my $began = time();
+    value($node, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'outbox_relay worker'");
+    wait_until(sub { !grep { $_ == $pid } worker_pids($node, 'postgres') }, what => 'the worker to be gone');
+    cmp_ok(time() - $began, '<', 3, 'it goes at once');
+    is($e->count->{received}, 0, 'and sends nothing');
+    go_on();
+};
+
+# F-13: what is in flight gets a second, and no attempt is counted for what does not make it
+subtest 'in flight at a fast shutdown, without a drain' => sub {
+    my $table = table_and_route('flying', url => $e->url('/hang'), concurrency => 4, pass_deadline => '30s');
+    stage_many($node, 'flying', 10);
+    $e->wait_for_count(4, of => 'inflight');
+    my $took = stop_and_look();
+    cmp_ok($took, '<', 5, sprintf('the stop took %.1f s', $took));
+    is(value($node, "SELECT count(*) || ' ' || sum(attempts) FROM $table"), '10 0', 'all rows are pending, without an attempt');
+    is($e->count->{received}, 4, 'no request was started after the signal');
+    go_on();
+};
+
+# F-15
+subtest 'a smart shutdown waits for clients, and relays meanwhile' => sub {
+    my $table = table_and_route('smart', interval => '100ms');
+    my ($in, $out) = ('', '');
+    my $client = IPC::Run::start([ 'psql', '-XAtq', '-d', $node->connstr('postgres') ], '<', \$in, '>&', \$out);
+    $in .= "SELECT 'connected';\n";
+    $client->pump until $out =~ /connected/;
+    my $stop = IPC::Run::start([ 'pg_ctl', '-D', $node->data_dir, '-m', 'smart', '-w', 'stop' ], '<', \undef, '>&', \my $said);
+    wait_log($node, qr/received smart shutdown request/, 0);
+    $in .= "SELECT outbox_stage('smart', 't', '{}');\n";
+    $client->pump_nb while !$e->count->{acked} && $client->pumpable && !select undef, undef, undef, 0.05;
+    is($e->count->{acked}, 1, 'an event staged after the request goes out');
+    $in .= "\\q\n";
+    $client->finish;
+    ok($stop->finish, 'then the server stops');
+    $node->{_pid} = undef;
+    $node->start;
+};
+
+# SCH-15
+subtest 'a drain that leaves its last pass no time is called out' => sub {
+    my $offset = log_offset($node);
+    set_conf($node, 'outbox_relay.shutdown_drain_timeout' => '4s', 'outbox_relay.pass_statement_timeout' => '1s');
+    wait_log($node, qr/WARNING:.*shutdown_drain_timeout is below five times/, $offset);
+    pass('a WARNING at load');
+};
+
+done_testing();
