@@ -211,7 +211,11 @@ void Relay::adopt_routes(std::vector<store::Route> routes) {
     if (index < 0)
         return;
     Database &database = shared()->databases[index];
+    const DatabaseState before = database.state;
     database.state = work_.empty() ? DatabaseState::no_routes : DatabaseState::active;
+    // The launcher, who has waited for this answer, starts the other workers.
+    if (database.state != before)
+        wake_process(pg_atomic_read_u32(&shared()->launcher_proc));
     database.failures = 0;
 }
 

@@ -57,6 +57,7 @@ sub relay
 }
 
 relay(int($events / 5));
+wait_until(sub { worker_pids($node, 'postgres') == 2 }, what => 'two workers');
 my $warm = memory();
 is(scalar keys %$warm, 2, 'two workers');
 relay($events - int($events / 5));
