@@ -37,8 +37,8 @@ sub release { return $node->safe_psql('postgres', "UPDATE outbox_route SET enabl
 sub stop_at
 {
     my ($route, $point) = @_;
-    set_conf($node, 'outbox_relay.fault_point' => "$point=wait");
     my $offset = log_offset($node);
+    set_conf($node, 'outbox_relay.fault_point' => "$point=wait");
     release($route);
     my ($name) = $point =~ /^(\w+)/;
     wait_log($node, qr/fault point $name reached: wait/, $offset);
@@ -94,8 +94,8 @@ for my $action (qw(error fatal))
     {
         my ($point) = @$_;
         my ($route, $oracle) = scene();
-        set_conf($node, 'outbox_relay.fault_point' => "$point=$action");
         my $offset = log_offset($node);
+        set_conf($node, 'outbox_relay.fault_point' => "$point=$action");
         release($route);
         my ($name) = $point =~ /^(\w+)/;
         wait_log($node, qr/fault point $name reached: $action/, $offset);

@@ -48,8 +48,8 @@ sub release_route { return value($node, "UPDATE outbox_route SET enabled = true 
 sub run_to
 {
     my ($route, $point, $action) = @_;
-    set_conf($node, 'outbox_relay.fault_point' => "$point=$action");
     my $offset = log_offset($node);
+    set_conf($node, 'outbox_relay.fault_point' => "$point=$action");
     release_route($route);
     my ($name) = $point =~ /^(\w+)/;
     wait_log($node, qr/fault point $name reached: $action/, $offset);
@@ -212,8 +212,9 @@ for my $storage (qw(retain consume))
         for my $round (1 .. $rounds)
         {
             my $point = $storage eq 'retain' && $round % 2 ? 'in_claim' : 'after_claim';
-            set_conf($node, 'outbox_relay.fault_point' => "$point=wait");
+            # A worker that already runs may be there as soon as the point is set.
             my $offset = log_offset($node);
+            set_conf($node, 'outbox_relay.fault_point' => "$point=wait");
             $oracle->committed(stage_many($node, $route, 10));
             wait_log($node, qr/fault point $point reached: wait/, $offset);
             is(value($node, "SELECT count(*) FROM app.$route WHERE status = 'processing'"), 0, 'no row is processing to others')

@@ -167,6 +167,8 @@ sub error_of
 
 subtest 'the lane and its schedule are left alone' => sub {
     my $table = scene('lane', enabled => 1, url => $e->url('/status/503?retry_after=100'));
+    # The worker's first pass is over: the rows are left to the call.
+    wait_lane($node, 'lane', 'passes > 0');
     insert_rows($node, $table, 'lane', 1);
     is(relay('lane'), '1|0|0|0|1|0|0', 'an endpoint that asks to wait');
     my $lane = lane($node, 'lane');
@@ -196,6 +198,7 @@ subtest 'storage retain, and a delivery log' => sub {
 
     # Rows that the lane's own live pass holds are not stale, however long it takes.
     $table = scene('live', storage => 'retain', url => $e->url('/hang'), pass_deadline => '1h', reclaim_stale_after => '10ms', enabled => 1);
+    wait_lane($node, 'live', 'passes > 0');
     insert_rows($node, $table, 'live', 2);
     $node->safe_psql('postgres', "BEGIN; SELECT outbox_stage('live', 'wake', '1'); COMMIT");
     $e->wait_for_count(3, of => 'inflight');
