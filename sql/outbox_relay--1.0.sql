@@ -9,7 +9,7 @@
 
 CREATE TABLE outbox_route (
     name text COLLATE "C" PRIMARY KEY,
-    relation text NOT NULL,
+    relation text,
     url text,
     target_function text,
     method text NOT NULL DEFAULT 'POST',
@@ -20,6 +20,10 @@ CREATE TABLE outbox_route (
     propagate_trace boolean NOT NULL DEFAULT false,
     require_transaction boolean NOT NULL DEFAULT false,
     ordering text NOT NULL DEFAULT 'key',
+    tenants_function text,
+    relation_function text,
+    delivery_log_function text,
+    tenant_isolation text NOT NULL DEFAULT 'none',
     envelope text[] NOT NULL DEFAULT '{cloudevents,forze}',
     source text,
     headers jsonb NOT NULL DEFAULT '{}',
@@ -52,7 +56,7 @@ COMMENT ON TABLE outbox_route IS
 COMMENT ON COLUMN outbox_route.name IS
     'What rows carry in outbox_route: 1 to 63 bytes, no control characters. No default.';
 COMMENT ON COLUMN outbox_route.relation IS
-    'The outbox table, schema.table as SQL spells it. No default.';
+    'The outbox table, schema.table as SQL spells it. Exactly one of relation and relation_function. Default NULL.';
 COMMENT ON COLUMN outbox_route.url IS
     'HTTP(S) target; may hold {event_type}, {ordering_key}, {tenant_id}, {event_id} and {route}, percent-encoded on use. No credentials in it. Exactly one of url and target_function. Default NULL.';
 COMMENT ON COLUMN outbox_route.target_function IS
@@ -73,6 +77,14 @@ COMMENT ON COLUMN outbox_route.require_transaction IS
     'True: outbox_stage called by a client outside a transaction block is error 25P01. Default false.';
 COMMENT ON COLUMN outbox_route.ordering IS
     'none, or key: rows of a pass with the same ordering key go out one after another in claim order. Default key.';
+COMMENT ON COLUMN outbox_route.tenants_function IS
+    'schema.function, as f() RETURNS SETOF uuid: the tenants, each of which gets a lane of its own; called as the owner once an interval. Default NULL: no tenants.';
+COMMENT ON COLUMN outbox_route.relation_function IS
+    'Instead of relation: schema.function, as f(tenant uuid) RETURNS text, the tenant''s outbox table; called as the owner by staging, passes and probes. Needs tenants_function. Default NULL.';
+COMMENT ON COLUMN outbox_route.delivery_log_function IS
+    'Instead of delivery_log: schema.function, as f(tenant uuid) RETURNS text, the tenant''s delivery log. Needs tenants_function. Default NULL.';
+COMMENT ON COLUMN outbox_route.tenant_isolation IS
+    'none, or namespace: no table of the route may be shared by tenants, so that it needs a relation_function, and a log only by delivery_log_function. Default none.';
 COMMENT ON COLUMN outbox_route.envelope IS
     'Header families of a request: any of cloudevents and forze. Default {cloudevents,forze}.';
 COMMENT ON COLUMN outbox_route.source IS

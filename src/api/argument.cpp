@@ -5,6 +5,7 @@
 
 #include "pg/error.hpp"
 #include "pg/spi.hpp"
+#include "settings/settings.hpp"
 
 extern "C" {
 #include "utils/uuid.h"
@@ -30,6 +31,13 @@ std::optional<core::Uuid> uuid_argument(FunctionCallInfo fcinfo, int number) {
     core::Uuid uuid;
     std::memcpy(uuid.bytes.data(), DatumGetUUIDP(PG_GETARG_DATUM(number))->data, UUID_LEN);
     return uuid;
+}
+
+std::optional<core::Uuid> tenant_argument(FunctionCallInfo fcinfo, int number, const store::Route &route,
+                                          bool always) {
+    if (!PG_ARGISNULL(number) || (always ? !route.has_tenants() : route.relation_function.empty()))
+        return uuid_argument(fcinfo, number);
+    return settings::context_uuid(settings::parameters.tenant_id);
 }
 
 } // namespace outbox_relay::api

@@ -7,6 +7,7 @@
 #include "pg/entry.hpp"
 #include "pg/guard.hpp"
 #include "store/route.hpp"
+#include "store/tenancy.hpp"
 #include "worker/on_demand.hpp"
 #include "worker/stats.hpp"
 
@@ -82,10 +83,12 @@ Datum outbox_relay_pass(PG_FUNCTION_ARGS) {
         const outbox_relay::store::Route route = api::route_argument(fcinfo);
         (void)api::require_owner(route.name, route.owner);
         const std::int64_t max_rows = api::max_rows_argument(fcinfo);
-        if (!PG_ARGISNULL(2))
+        const std::optional<outbox_relay::core::Uuid> tenant = api::tenant_argument(fcinfo, 2, route, true);
+        if (tenant && !route.has_tenants())
             pg::raise({ERRCODE_INVALID_PARAMETER_VALUE, "outbox route \"" + route.name + "\" has no tenants",
                        "", "Leave tenant_id out."});
+        outbox_relay::store::require_tenant(route, tenant);
         api::require_place(route);
-        return api::record_of(fcinfo, outbox_relay::worker::pass_on_demand(route, max_rows));
+        return api::record_of(fcinfo, outbox_relay::worker::pass_on_demand(route, tenant, max_rows));
     });
 }

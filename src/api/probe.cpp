@@ -65,7 +65,8 @@ namespace store = outbox_relay::store;
 Datum outbox_relay_depth(PG_FUNCTION_ARGS) {
     return pg::entry([fcinfo] {
         const store::Route &route = api::route_argument(fcinfo);
-        return api::depth_record(fcinfo, store::depth(route, api::uuid_argument(fcinfo, 1), GetUserId()));
+        return api::depth_record(fcinfo,
+                                 store::depth(route, api::tenant_argument(fcinfo, 1, route), GetUserId()));
     });
 }
 
@@ -73,7 +74,7 @@ Datum outbox_relay_depth(PG_FUNCTION_ARGS) {
 Datum outbox_relay_has_undrained(PG_FUNCTION_ARGS) {
     return pg::entry([fcinfo] {
         const store::Route &route = api::route_argument(fcinfo);
-        return BoolGetDatum(store::has_undrained(route, api::uuid_argument(fcinfo, 1), GetUserId()));
+        return BoolGetDatum(store::has_undrained(route, api::tenant_argument(fcinfo, 1, route), GetUserId()));
     });
 }
 
@@ -82,7 +83,7 @@ Datum outbox_relay_oldest_pending_age(PG_FUNCTION_ARGS) {
     return pg::entry([fcinfo] {
         const store::Route &route = api::route_argument(fcinfo);
         const std::optional<TimestampTz> created_at =
-            store::oldest_pending(route, api::uuid_argument(fcinfo, 1), GetUserId());
+            store::oldest_pending(route, api::tenant_argument(fcinfo, 1, route), GetUserId());
         const std::optional<Datum> age = created_at.has_value() ? api::age_of(*created_at) : std::nullopt;
         fcinfo->isnull = !age.has_value();
         return age.value_or(Datum(0));
@@ -96,10 +97,12 @@ Datum outbox_relay_requeue_failed(PG_FUNCTION_ARGS) {
         const Oid owner = api::require_owner(route.name, route.owner);
         const std::optional<Datum> event_ids =
             PG_ARGISNULL(1) ? std::nullopt : std::optional<Datum>(PG_GETARG_DATUM(1));
-        const std::int64_t count =
-            store::requeue_failed(route, event_ids, api::uuid_argument(fcinfo, 2), owner);
-        if (count > 0)
-            outbox_relay::worker::wake_at_commit(route.name, std::nullopt);
+        const std::optional<outbox_relay::core::Uuid> tenant = api::tenant_argument(fcinfo, 2, route);
+        const std::int64_t count = store::requeue_failed(route, event_ids, tenant, owner);
+        if (count > 0 && route.has_tenants() && !tenant)
+            outbox_relay::worker::wake_all_at_commit();
+        else if (count > 0)
+            outbox_relay::worker::wake_at_commit(route.name, route.has_tenants() ? tenant : std::nullopt);
         return Int64GetDatum(count);
     });
 }

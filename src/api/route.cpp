@@ -8,11 +8,13 @@
 #include "pg/guard.hpp"
 #include "pg/spi.hpp"
 #include "store/delivery_log.hpp"
+#include "store/index.hpp"
 #include "store/probe.hpp"
 #include "store/relation.hpp"
 #include "store/route.hpp"
 #include "store/route_row.hpp"
 #include "store/target.hpp"
+#include "store/tenancy.hpp"
 #include "worker/wake.hpp"
 
 extern "C" {
@@ -73,6 +75,8 @@ void check_ca_file_right(const Route &route) {
 /// The owner of a route that names none: the relation's, where the writer is a member of it, so that
 /// a superuser does not run passes on somebody else's table as a superuser.
 std::string default_owner(const std::string &relation_name) {
+    if (relation_name.empty())
+        return role_name(GetUserId());
     const std::optional<store::Relation> relation = store::find_relation(relation_name, AccessShareLock);
     if (relation.has_value() && is_member_of(relation->owner))
         return role_name(relation->owner);
@@ -116,22 +120,50 @@ void check_target_exists(const Route &route, Oid role) {
     }
 }
 
-/// The objects that the route names: missing or wrong ones are errors, rights at most warnings.
-void check_existence(const Route &route) {
+/// The functions that tell of tenants have to be there and to be some; who may call them is for the pass to
+/// judge.
+void check_tenancy_exists(const Route &route, Oid role) {
+    for (const store::Finding &finding : store::tenancy_findings(route, role)) {
+        if (finding.sqlstate == ERRCODE_INSUFFICIENT_PRIVILEGE)
+            warn(finding);
+        else
+            store::require({finding});
+    }
+}
+
+/// The relation that a route has for all its tenants.
+store::Relation check_relation_exists(const Route &route) {
     const store::Relation relation = store::describe(route.relation, AccessShareLock);
     const std::vector<store::Finding> findings = store::missing_or_wrong(relation, needs_of(route));
     store::require(findings);
     for (const store::Finding &finding : findings)
         warn(finding);
+    if (store::tenant_filter(route) == store::TenantFilter::column)
+        for (const store::Finding &finding : store::tenant_index_findings(relation, route.hlc_ordering))
+            warn(finding);
+    return relation;
+}
+
+void check_relation_rights(const store::Relation &relation, Oid role) {
+    if (const std::optional<store::Finding> finding = store::owner_finding(relation, role))
+        warn(*finding);
+    for (const store::Finding &finding : store::privilege_findings(relation, role))
+        warn(finding);
+}
+
+/// The objects that the route names: missing or wrong ones are errors, rights and indexes at most warnings.
+void check_existence(const Route &route) {
+    std::optional<store::Relation> relation;
+    if (!route.relation.empty())
+        relation = check_relation_exists(route);
     const Oid role = find_role(route.owner);
     if (!OidIsValid(role))
         pg::raise({ERRCODE_UNDEFINED_OBJECT, "role \"" + route.owner + "\" does not exist",
                    "It is to be the owner of outbox route \"" + route.name + "\".",
                    "Name a role that exists, or leave owner out for the owner of the relation."});
-    if (const std::optional<store::Finding> finding = store::owner_finding(relation, role))
-        warn(*finding);
-    for (const store::Finding &finding : store::privilege_findings(relation, role))
-        warn(finding);
+    if (relation)
+        check_relation_rights(*relation, role);
+    check_tenancy_exists(route, role);
     check_log_existence(route, role);
     if (!route.target_function.empty())
         check_target_exists(route, role);
@@ -139,7 +171,14 @@ void check_existence(const Route &route) {
 
 /// 55006 while rows carry the old name: nobody would relay them any more.
 void check_rename(const Route &before, const Route &after) {
-    if (before.name == after.name || !store::find_relation(before.relation, AccessShareLock).has_value())
+    if (before.name == after.name)
+        return;
+    if (before.relation.empty())
+        pg::raise({ERRCODE_OBJECT_IN_USE,
+                   "outbox route \"" + before.name + "\" can't be renamed while it has a relation_function",
+                   "Rows in the tables of all its tenants may carry its name.",
+                   "Add a second route, let this one drain, then delete it."});
+    if (!store::find_relation(before.relation, AccessShareLock).has_value())
         return;
     const Oid owner = find_role(before.owner);
     if (!store::has_undrained(before, std::nullopt, OidIsValid(owner) ? owner : GetUserId()))
@@ -154,9 +193,11 @@ void check_rename(const Route &before, const Route &after) {
 
 bool needs_existence_check(const Route &before, const Route &after) {
     return before.relation != after.relation || before.storage != after.storage ||
-           before.delivery_log != after.delivery_log || before.target_function != after.target_function ||
-           before.owner != after.owner || before.hlc_ordering != after.hlc_ordering ||
-           before.propagate_trace != after.propagate_trace ||
+           before.delivery_log != after.delivery_log || before.tenants_function != after.tenants_function ||
+           before.relation_function != after.relation_function ||
+           before.delivery_log_function != after.delivery_log_function ||
+           before.target_function != after.target_function || before.owner != after.owner ||
+           before.hlc_ordering != after.hlc_ordering || before.propagate_trace != after.propagate_trace ||
            before.reclaim_stale_after_ms != after.reclaim_stale_after_ms;
 }
 

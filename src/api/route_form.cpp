@@ -51,7 +51,6 @@ bool has_control(const std::string &text) {
 
 void check_present(const RouteRow &row) {
     static constexpr const char *kRequired[] = {"name",
-                                                "relation",
                                                 "method",
                                                 "enabled",
                                                 "storage",
@@ -63,7 +62,8 @@ void check_present(const RouteRow &row) {
                                                 "headers",
                                                 "fail_statuses",
                                                 "max_payload_bytes",
-                                                "drain_on_shutdown"};
+                                                "drain_on_shutdown",
+                                                "tenant_isolation"};
     for (const char *column : kRequired)
         if (row.is_null(column))
             refuse(row, column, "The value is NULL.",
@@ -98,6 +98,42 @@ void check_method(const RouteRow &row) {
     if (value != "POST" && value != "PUT" && value != "PATCH")
         refuse(row, "method", "The value is \"" + core::clean_text(row.text("method"), 100) + "\".",
                "It is POST, PUT or PATCH.");
+}
+
+/// Exactly one of relation and relation_function; what goes by tenant needs tenants.
+void check_tables(const RouteRow &row) {
+    const bool by_tenant = !row.is_null("relation_function");
+    if (by_tenant != row.is_null("relation"))
+        refuse(row, by_tenant ? "relation_function" : "relation",
+               by_tenant ? "The route has a relation as well."
+                         : "The route has neither a relation nor a relation_function.",
+               "A route has exactly one of relation and relation_function.");
+    if (!by_tenant)
+        (void)store::split_name(row.text("relation"));
+    for (const char *column : {"tenants_function", "relation_function", "delivery_log_function"}) {
+        if (row.is_null(column))
+            continue;
+        (void)store::split_name(row.text(column), store::Named::function);
+        if (row.is_null("tenants_function"))
+            refuse(row, column, "The route has no tenants_function.",
+                   "A table that goes by tenant needs a tenants_function, which lists the tenants.");
+    }
+    if (!row.is_null("delivery_log_function") && !row.is_null("delivery_log"))
+        refuse(row, "delivery_log_function", "The route has a delivery_log as well.",
+               "A route has at most one of delivery_log and delivery_log_function.");
+}
+
+/// namespace: no table of the route may hold rows of two tenants.
+void check_isolation(const RouteRow &row) {
+    check_word(row, "tenant_isolation", {"none", "namespace"}, {}, "It is none or namespace.");
+    if (row.text("tenant_isolation") != "namespace")
+        return;
+    if (row.is_null("relation_function"))
+        refuse(row, "tenant_isolation", "The value is namespace, and the tenants share the route's relation.",
+               "Give a relation_function, or leave tenant_isolation at none.");
+    if (!row.is_null("delivery_log"))
+        refuse(row, "delivery_log", "tenant_isolation is namespace, and the tenants would share this table.",
+               "Give a delivery_log_function, or no log.");
 }
 
 /// Exactly one of url and target_function; and what says how a request looks goes with a url only.
@@ -147,11 +183,13 @@ void check_url(const RouteRow &row) {
 }
 
 void check_delivery_log(const RouteRow &row) {
-    if (row.is_null("delivery_log"))
+    const char *column = row.is_null("delivery_log") ? "delivery_log_function" : "delivery_log";
+    if (row.is_null(column))
         return;
-    (void)store::split_name(row.text("delivery_log"));
+    if (!row.is_null("delivery_log"))
+        (void)store::split_name(row.text("delivery_log"));
     if (row.text("storage") == "retain")
-        refuse(row, "delivery_log", "A route with storage retain keeps its published rows in the outbox.",
+        refuse(row, column, "A route with storage retain keeps its published rows in the outbox.",
                "Leave it out, or take storage consume.");
 }
 
@@ -279,12 +317,13 @@ struct Pair {
 void check_form(const RouteRow &row) {
     check_present(row);
     check_name(row);
-    (void)store::split_name(row.text("relation"));
+    check_tables(row);
     check_target(row);
     check_url(row);
     check_method(row);
     check_word(row, "storage", {"consume", "retain"}, {}, "It is consume or retain.");
     check_delivery_log(row);
+    check_isolation(row);
     check_word(row, "ordering", {"none", "key"}, {"fifo", "strict"}, "It is none or key.");
     check_envelope(row);
     check_source(row);

@@ -124,6 +124,16 @@ void check_payload_size(const store::Route &route, Datum payload, const std::str
          "Raise max_payload_bytes of the route, or stage a reference to the data."});
 }
 
+void wake_lane_of(const store::Route &route, const store::Event &event) {
+    std::optional<core::Uuid> tenant;
+    if (route.has_tenants()) {
+        tenant.emplace();
+        std::memcpy(tenant->bytes.data(), DatumGetUUIDP(event[store::StageColumn::tenant_id].datum)->data,
+                    UUID_LEN);
+    }
+    worker::wake_at_commit(route.name, tenant);
+}
+
 void check_traceparent(const std::string &value, const std::string &element) {
     if (core::is_traceparent(value))
         return;
@@ -169,7 +179,7 @@ Datum outbox_relay_stage(PG_FUNCTION_ARGS) {
         const std::optional<core::Uuid> staged = store::stage(route, event);
         if (!staged)
             PG_RETURN_NULL();
-        worker::wake_at_commit(route.name, std::nullopt);
+        api::wake_lane_of(route, event);
         const core::Uuid id = *staged;
         return pg::guard([&id] {
             auto *result = static_cast<pg_uuid_t *>(palloc(sizeof(pg_uuid_t)));

@@ -220,8 +220,11 @@ Datum outbox_relay_stage_many(PG_FUNCTION_ARGS) {
         std::vector<store::Event> read = reader.read();
         if (route.hlc_ordering)
             api::stamp(read);
-        const std::uint64_t staged = store::stage_many(route, std::move(read));
-        if (staged > 0)
+        const std::uint64_t staged = store::stage_many(route, read);
+        if (staged > 0 && route.has_tenants())
+            for (const store::Event &event : read)
+                api::wake_lane_of(route, event);
+        else if (staged > 0)
             worker::wake_at_commit(route.name, std::nullopt);
         PG_RETURN_INT64(static_cast<std::int64_t>(staged));
     });

@@ -20,6 +20,9 @@ void check_payload_size(const store::Route &route, Datum payload, const std::str
 /// Fills what the event leaves open from the session's context parameters.
 void apply_context(const store::Route &route, store::Event &event, std::array<core::Uuid, 4> &ids);
 
+/// Lets the lane of a staged event wake at commit. The event has a tenant where the route has tenants.
+void wake_lane_of(const store::Route &route, const store::Event &event);
+
 /// Raises 22023 when a text is no W3C traceparent.
 void check_traceparent(const std::string &value, const std::string &element);
 

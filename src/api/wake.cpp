@@ -1,6 +1,8 @@
+#include <cstring>
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "store/relation.hpp"
@@ -13,11 +15,13 @@
 #include "pg/spi.hpp"
 
 extern "C" {
+#include "catalog/pg_type.h"
 #include "commands/trigger.h"
 #include "executor/tuptable.h"
 #include "utils/builtins.h"
 #include "utils/rel.h"
 #include "utils/tuplestore.h"
+#include "utils/uuid.h"
 
 PGDLLEXPORT Datum outbox_relay_wake(PG_FUNCTION_ARGS);
 PG_FUNCTION_INFO_V1(outbox_relay_wake);
@@ -27,8 +31,11 @@ namespace outbox_relay::api {
 
 namespace {
 
-/// More routes than this in one statement are not told apart.
-constexpr std::size_t kMaxRoutes = 64;
+/// More lanes than this in one statement are not told apart.
+constexpr std::size_t kMaxLanes = 64;
+
+/// A lane by its names.
+using LaneName = std::pair<std::string, std::optional<core::Uuid>>;
 
 TriggerData *trigger_data(FunctionCallInfo fcinfo) {
     auto *data = reinterpret_cast<TriggerData *>(fcinfo->context);
@@ -42,47 +49,96 @@ TriggerData *trigger_data(FunctionCallInfo fcinfo) {
     return data;
 }
 
-/// The distinct values of outbox_route in the transition table; nothing when there are too many or no
-/// such column.
-std::optional<std::set<std::string>> inserted_routes(TriggerData *data) {
-    const int column =
-        pg::guard([data] { return SPI_fnumber(RelationGetDescr(data->tg_relation), "outbox_route"); });
-    if (column <= 0)
-        return std::nullopt;
-    TupleTableSlot *slot = pg::guard([data] {
-        return MakeSingleTupleTableSlot(RelationGetDescr(data->tg_relation), &TTSOpsMinimalTuple);
-    });
-    std::set<std::string> routes;
-    std::string last;
-    bool more = true;
-    while (more && routes.size() <= kMaxRoutes) {
-        const char *value = pg::guard([&]() -> const char * {
-            more = tuplestore_gettupleslot(data->tg_newtable, true, false, slot);
+/// Reads the transition table's rows one by one.
+class NewRows {
+  public:
+    explicit NewRows(TriggerData *data) : data_(data) {
+        pg::guard([this] {
+            route_ = SPI_fnumber(RelationGetDescr(data_->tg_relation), "outbox_route");
+            tenant_ = SPI_fnumber(RelationGetDescr(data_->tg_relation), "tenant_id");
+            slot_ = MakeSingleTupleTableSlot(RelationGetDescr(data_->tg_relation), &TTSOpsMinimalTuple);
+        });
+    }
+    NewRows(const NewRows &) = delete;
+    NewRows &operator=(const NewRows &) = delete;
+
+    bool has_columns() const {
+        return route_ > 0 && tenant_ > 0 &&
+               TupleDescAttr(RelationGetDescr(data_->tg_relation), tenant_ - 1)->atttypid == UUIDOID;
+    }
+    bool next() {
+        return pg::guard([this] { return tuplestore_gettupleslot(data_->tg_newtable, true, false, slot_); });
+    }
+    /// Empty for NULL, which is no route.
+    std::string route() {
+        const char *value = pg::guard([this]() -> const char * {
             bool null = true;
-            const Datum datum = more ? slot_getattr(slot, column, &null) : (Datum)0;
+            const Datum datum = slot_getattr(slot_, route_, &null);
             return null ? nullptr : TextDatumGetCString(datum);
         });
         if (value == nullptr)
-            continue;
-        if (last != value)
-            routes.insert(last = value);
+            return {};
+        std::string name = value;
         pg::guard([value] { pfree(const_cast<char *>(value)); });
+        return name;
     }
-    pg::guard([slot] { ExecDropSingleTupleTableSlot(slot); });
-    if (routes.size() > kMaxRoutes)
-        return std::nullopt;
-    return routes;
+    std::optional<core::Uuid> tenant() {
+        core::Uuid tenant;
+        const bool null = pg::guard([this, &tenant] {
+            bool missing = true;
+            const Datum datum = slot_getattr(slot_, tenant_, &missing);
+            if (!missing)
+                std::memcpy(tenant.bytes.data(), DatumGetUUIDP(datum)->data, UUID_LEN);
+            return missing;
+        });
+        return null ? std::nullopt : std::optional(tenant);
+    }
+    void end() {
+        pg::guard([this] { ExecDropSingleTupleTableSlot(slot_); });
+    }
+
+  private:
+    TriggerData *data_;
+    int route_ = 0;
+    int tenant_ = 0;
+    TupleTableSlot *slot_ = nullptr;
+};
+
+/// The lanes that the inserted rows belong to; nothing when there are too many or the table has no such
+/// columns.
+std::optional<std::set<LaneName>> inserted_lanes(const store::Extension &extension, TriggerData *data) {
+    NewRows rows(data);
+    std::set<LaneName> lanes;
+    std::string last;
+    bool by_tenant = false;
+    while (rows.has_columns() && lanes.size() <= kMaxLanes && rows.next()) {
+        const std::string route = rows.route();
+        if (route.empty() || (route == last && !by_tenant))
+            continue;
+        if (route != last) {
+            const store::Route *known = store::find_route(extension, route);
+            by_tenant = known != nullptr && known->has_tenants();
+            last = route;
+        }
+        lanes.emplace(route, by_tenant ? rows.tenant() : std::nullopt);
+    }
+    const bool told = rows.has_columns() && lanes.size() <= kMaxLanes;
+    rows.end();
+    return told ? std::optional(lanes) : std::nullopt;
 }
 
-/// The names of the routes whose table this is.
-std::set<std::string> routes_of(const store::Extension &extension, Oid table) {
-    std::set<std::string> names;
+/// Wakes the lanes of the routes whose table this is; of those that find their tables by tenant it takes too
+/// much to tell.
+void wake_lanes_of(const store::Extension &extension, Oid table) {
     for (const store::Route &route : store::all_routes(extension)) {
-        const std::optional<store::Relation> relation = store::find_relation(route.relation, NoLock);
-        if (relation && relation->oid == table)
-            names.insert(route.name);
+        if (!route.has_tenants()) {
+            const std::optional<store::Relation> relation = store::find_relation(route.relation, NoLock);
+            if (relation && relation->oid == table)
+                worker::wake_at_commit(route.name, std::nullopt);
+        } else if (route.enabled) {
+            worker::wake_all_at_commit();
+        }
     }
-    return names;
 }
 
 } // namespace
@@ -97,13 +153,14 @@ Datum outbox_relay_wake(PG_FUNCTION_ARGS) {
         const std::optional<store::Extension> extension = store::find_extension();
         if (!worker::shared_memory_ready() || !extension)
             return PointerGetDatum(nullptr);
-        std::optional<std::set<std::string>> routes;
+        std::optional<std::set<api::LaneName>> lanes;
         if (data->tg_newtable != nullptr)
-            routes = api::inserted_routes(data);
-        if (!routes)
-            routes = api::routes_of(*extension, RelationGetRelid(data->tg_relation));
-        for (const std::string &route : *routes)
-            worker::wake_at_commit(route, std::nullopt);
+            lanes = api::inserted_lanes(*extension, data);
+        if (!lanes)
+            api::wake_lanes_of(*extension, RelationGetRelid(data->tg_relation));
+        else
+            for (const auto &[route, tenant] : *lanes)
+                worker::wake_at_commit(route, tenant);
         return PointerGetDatum(nullptr);
     });
 }

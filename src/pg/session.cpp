@@ -3,6 +3,9 @@
 #include <cstdio>
 
 extern "C" {
+#include "nodes/pathnodes.h"
+#include "nodes/pg_list.h"
+#include "optimizer/plancat.h"
 #include "utils/guc.h"
 #include "utils/timeout.h"
 }
@@ -26,6 +29,48 @@ void pin_plans() {
 }
 
 } // namespace
+
+namespace {
+
+Oid only_index = InvalidOid;
+bool hooked = false;
+get_relation_info_hook_type previous_hook = nullptr;
+
+extern "C" {
+
+/// Two indexes may give the order that a claim asks for, when one has one column more that the claim holds
+/// constant; stale statistics would take the one that has to filter. Where the index is no more, the table's
+/// others are left alone.
+static void outbox_relay_relation_info(PlannerInfo *root, Oid relation, bool inherits, RelOptInfo *info) {
+    if (previous_hook != nullptr)
+        previous_hook(root, relation, inherits, info);
+    if (!OidIsValid(only_index))
+        return;
+    ListCell *cell = nullptr;
+    foreach (cell, info->indexlist) {
+        auto *index = static_cast<IndexOptInfo *>(lfirst(cell));
+        if (index->indexoid != only_index)
+            continue;
+        info->indexlist = list_make1(index);
+        return;
+    }
+}
+}
+
+} // namespace
+
+OnlyIndex::OnlyIndex(Oid index) : before_(only_index) {
+    if (OidIsValid(index) && !hooked) {
+        previous_hook = get_relation_info_hook;
+        get_relation_info_hook = outbox_relay_relation_info;
+        hooked = true;
+    }
+    only_index = index;
+}
+
+OnlyIndex::~OnlyIndex() {
+    only_index = before_;
+}
 
 Restore enter(const Context &context) {
     Restore restore;

@@ -13,6 +13,7 @@ struct Context {
     int statement_timeout_ms = 0; ///< armed for the statement; 0: not
     int lock_timeout_ms = 0;      ///< set for the statement; 0: as it is
     bool ordered_plans = false;   ///< planner settings of a claim: index order or nothing
+    Oid only_index = InvalidOid;  ///< its table's other indexes are kept from the planner
 };
 
 namespace detail {
@@ -27,6 +28,18 @@ struct Restore {
 Restore enter(const Context &context);
 void leave(const Restore &restore);
 
+/// Keeps the other indexes of the table of `index` from the planner for a C++ scope; InvalidOid: none.
+class OnlyIndex {
+  public:
+    explicit OnlyIndex(Oid index);
+    ~OnlyIndex();
+    OnlyIndex(const OnlyIndex &) = delete;
+    OnlyIndex &operator=(const OnlyIndex &) = delete;
+
+  private:
+    const Oid before_;
+};
+
 } // namespace detail
 
 /// Runs the C-regime `body` as `context.role` in a restricted security context with its own GUC nest
@@ -36,6 +49,7 @@ void leave(const Restore &restore);
 template <class Body>
 auto run_as(const Context &context, Body &&body) -> std::invoke_result_t<Body &> {
     using Result = std::invoke_result_t<Body &>;
+    const detail::OnlyIndex only_index(context.only_index);
     return guard([&context, &body]() -> Result {
         const detail::Restore restore = detail::enter(context);
         if constexpr (std::is_void_v<Result>) {

@@ -17,6 +17,11 @@ Setting fixed(const char *name, std::string value, const std::string &standard) 
     return {name, std::move(value), source};
 }
 
+/// A column without a default.
+Setting optional(const char *name, const std::string &value) {
+    return {name, value, value.empty() ? "default" : "route"};
+}
+
 const char *word(bool value) {
     return value ? "true" : "false";
 }
@@ -81,13 +86,17 @@ std::set<std::string> changed_parameters() {
 std::vector<Setting> effective_settings(const Route &route, const std::set<std::string> &changed) {
     const Route standard{};
     std::vector<Setting> settings{
-        {"relation", route.relation, "route"},
-        {"url", route.url, route.url.empty() ? "default" : "route"},
-        {"target_function", route.target_function, route.target_function.empty() ? "default" : "route"},
+        optional("relation", route.relation),
+        optional("url", route.url),
+        optional("target_function", route.target_function),
         fixed("method", route.method, "POST"),
         fixed("enabled", word(route.enabled), word(standard.enabled)),
         fixed("storage", route.storage, "consume"),
-        {"delivery_log", route.delivery_log, route.delivery_log.empty() ? "default" : "route"},
+        optional("delivery_log", route.delivery_log),
+        optional("tenants_function", route.tenants_function),
+        optional("relation_function", route.relation_function),
+        optional("delivery_log_function", route.delivery_log_function),
+        fixed("tenant_isolation", route.isolates_tenants ? "namespace" : "none", "none"),
         fixed("hlc_ordering", word(route.hlc_ordering), word(standard.hlc_ordering)),
         fixed("propagate_trace", word(route.propagate_trace), word(standard.propagate_trace)),
         fixed("require_transaction", word(route.require_transaction), word(standard.require_transaction)),
@@ -98,7 +107,7 @@ std::vector<Setting> effective_settings(const Route &route, const std::set<std::
         fixed("fail_statuses", statuses(route), "{}"),
         fixed("max_payload_bytes", std::to_string(route.max_payload_bytes),
               std::to_string(standard.max_payload_bytes)),
-        {"ca_file", route.ca_file, route.ca_file.empty() ? "default" : "route"},
+        optional("ca_file", route.ca_file),
         {"owner", route.owner, "route"},
         {"bound_to", route.bound_to, "route"},
         fixed("drain_on_shutdown", word(route.drain_on_shutdown), word(standard.drain_on_shutdown)),

@@ -11,6 +11,8 @@
 #include "store/array.hpp"
 #include "store/claimed_row.hpp"
 #include "store/encoding.hpp"
+#include "store/index.hpp"
+#include "store/relation.hpp"
 
 extern "C" {
 #include "access/xact.h"
@@ -42,16 +44,6 @@ bool is_published(const std::vector<RowVersion> &remembered, const RowVersion &v
     });
 }
 
-Oid owner_of(const Route &route) {
-    const Oid owner = pg::guard([&route] { return get_role_oid(route.owner.c_str(), true); });
-    if (!OidIsValid(owner))
-        pg::raise({ERRCODE_UNDEFINED_OBJECT,
-                   "owner \"" + route.owner + "\" of route \"" + route.name + "\" does not exist",
-                   "Every pass of a route runs as its owner.",
-                   "Create the role, or set the owner column of outbox_route to an existing one."});
-    return owner;
-}
-
 /// The rows that a claim leaves out, as its parameters.
 struct LeftOut {
     pg::Value ctids;
@@ -70,10 +62,11 @@ LeftOut left_out_of(const std::vector<RowVersion> &remembered) {
 
 } // namespace
 
-OutboxStore::OutboxStore(const Route &route, const Effective &settings, OutboxPlans &plans,
-                         core::PassHost &host, RowMemory &memory, Frame frame, bool odd_to_retries)
-    : route_(route), settings_(settings), plans_(plans), host_(host), memory_(memory), frame_(frame),
-      odd_to_retries_(odd_to_retries) {}
+OutboxStore::OutboxStore(const Route &route, const std::optional<core::Uuid> &tenant,
+                         const Effective &settings, OutboxPlans &plans, core::PassHost &host,
+                         RowMemory &memory, Frame frame, bool odd_to_retries)
+    : route_(route), tenant_(tenant), settings_(settings), plans_(plans), host_(host), memory_(memory),
+      frame_(frame), odd_to_retries_(odd_to_retries) {}
 
 OutboxStore::~OutboxStore() {
     if (pass_context_ != nullptr)
@@ -96,7 +89,7 @@ void OutboxStore::begin() {
     if (frame_ == Frame::own)
         limits_ = limits_for(owner_, settings_);
     set_limits();
-    const std::vector<Finding> findings = check_route(route_, settings_, owner_, limits_, checked_);
+    const std::vector<Finding> findings = check_route(route_, tenant_, settings_, owner_, limits_, checked_);
     raise_blocking(route_, findings);
     forget_other_plans();
     find_target();
@@ -184,10 +177,17 @@ pg::Context OutboxStore::context() const {
     return context;
 }
 
-pg::Result OutboxStore::run(const pg::Plan &plan, std::span<const pg::Value> values, const char *name,
-                            bool ordered_plans) {
+pg::Context OutboxStore::context(Planning planning) const {
     pg::Context under = context();
-    under.ordered_plans = ordered_plans;
+    under.ordered_plans = planning != Planning::free;
+    if (planning == Planning::claim)
+        under.only_index = plans_.tenant_index;
+    return under;
+}
+
+pg::Result OutboxStore::run(const pg::Plan &plan, std::span<const pg::Value> values, const char *name,
+                            Planning planning) {
+    const pg::Context under = context(planning);
     touch_watchdog();
     // What a client runs is its own business to show.
     const pg::Result result = pg::execute_as(under, plan, values, frame_ == Frame::own ? name : nullptr);
@@ -199,18 +199,24 @@ void OutboxStore::prepare(pg::Plan &plan, const std::string &sql, std::span<cons
     if (plan.prepared())
         return;
     // Parse analysis looks names up with the owner's rights, like the execution.
-    pg::Context under = context();
-    under.ordered_plans = true;
-    plan.prepare_as(under, sql, types);
+    plan.prepare_as(context(Planning::ordered), sql, types);
 }
 
 /// Kept statements belong to one table under one owner.
+/// An index that is gone later slows the claim down until it fails, and a failed pass comes by here again.
 void OutboxStore::forget_other_plans() {
-    const ClaimShape shape{route_.hlc_ordering, route_.propagate_trace};
+    const ClaimShape shape{route_.hlc_ordering, route_.propagate_trace, tenant_filter(route_)};
     if (plans_.relation == checked_.relation && plans_.owner == owner_ && plans_.shape == shape &&
         plans_.qualified_name == checked_.qualified_name && plans_.log_name == checked_.log_name)
         return;
+    Oid index = InvalidOid;
+    if (shape.tenant == TenantFilter::column) {
+        const Relation relation = describe(checked_.qualified_name, NoLock);
+        raise_blocking(route_, tenant_index_findings(relation, shape.hlc));
+        index = tenant_index(relation, shape.hlc);
+    }
     plans_ = OutboxPlans();
+    plans_.tenant_index = index;
     plans_.relation = checked_.relation;
     plans_.owner = owner_;
     plans_.shape = shape;
@@ -233,13 +239,16 @@ void OutboxStore::find_target() {
 std::int64_t OutboxStore::reclaim() {
     if (!checked_.has_processing_at)
         return 0;
-    const Oid types[] = {TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID};
-    prepare(plans_.reclaim, reclaim_sql(checked_.qualified_name), types);
+    const bool filters = plans_.shape.tenant != TenantFilter::none;
+    const Oid types[] = {TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, UUIDOID};
+    prepare(plans_.reclaim, reclaim_sql(checked_.qualified_name, plans_.shape.tenant),
+            std::span<const Oid>(types, filters ? 4 : 3));
     const TimestampTz before = GetCurrentTimestamp() - settings_.reclaim_stale_after_ms * 1000;
     const pg::Value values[] = {pg::Value(pg::text_datum(route_.name)),
                                 pg::Value(TimestampTzGetDatum(before)),
-                                pg::Value(TimestampTzGetDatum(memory_.live_claim()))};
-    const pg::Result result = run(plans_.reclaim, values, "outbox_relay: reclaim", true);
+                                pg::Value(TimestampTzGetDatum(memory_.live_claim())), tenant_value()};
+    const pg::Result result = run(plans_.reclaim, std::span<const pg::Value>(values, filters ? 4 : 3),
+                                  "outbox_relay: reclaim", Planning::claim);
     for (std::uint64_t i = 0; i < result.processed; ++i)
         reclaimed_.push_back(*reinterpret_cast<ItemPointer>(DatumGetPointer(result.value(i, 1).datum)));
     return static_cast<std::int64_t>(result.processed);
@@ -274,28 +283,37 @@ std::vector<core::Row> OutboxStore::claim(std::size_t max_rows) {
 }
 
 void OutboxStore::claim_into(std::size_t max_rows, std::vector<core::Row> &rows) {
-    const Oid types[] = {TEXTOID, INT8OID, TIMESTAMPTZOID, INT8OID, TIDARRAYOID, UUIDARRAYOID};
-    const Oid more_types[] = {TEXTOID, INT8OID, TIMESTAMPTZOID, TIDARRAYOID, TIDARRAYOID, UUIDARRAYOID};
+    const Oid types[] = {TEXTOID, INT8OID, TIMESTAMPTZOID, INT8OID, TIDARRAYOID, UUIDARRAYOID, UUIDOID};
+    const Oid more_types[] = {TEXTOID,     INT8OID,      TIMESTAMPTZOID, TIDARRAYOID,
+                              TIDARRAYOID, UUIDARRAYOID, UUIDOID};
     const bool except = std::any_of(remembered_.begin(), remembered_.end(), is_left_out);
     pg::Plan &plan = except ? plans_.claim_except : plans_.claim;
-    prepare(plan, claim_sql(checked_.qualified_name, plans_.shape, except),
-            std::span<const Oid>(types, except ? 6 : 4));
+    prepare(plan, claim_sql(checked_.qualified_name, plans_.shape, except), types);
 
     const std::size_t share = (max_rows + (odd_to_retries_ ? 1 : 0)) / 2;
     const pg::Value route(pg::text_datum(route_.name));
     const pg::Value now(TimestampTzGetDatum(GetCurrentTimestamp()));
     const LeftOut left_out = left_out_of(remembered_);
-    pg::Value values[] = {
-        route,          pg::Value(), now, pg::Value(Int64GetDatum(static_cast<std::int64_t>(share))),
-        left_out.ctids, left_out.ids};
-    const std::size_t again =
-        claim_by(plan, std::span<pg::Value>(values, except ? 6 : 4), max_rows - rows.size(), rows);
+    pg::Value values[] = {route,
+                          pg::Value(),
+                          now,
+                          pg::Value(Int64GetDatum(static_cast<std::int64_t>(share))),
+                          left_out.ctids,
+                          left_out.ids,
+                          tenant_value()};
+    const std::size_t again = claim_by(plan, values, max_rows - rows.size(), rows);
     if (rows.size() >= max_rows || again < share)
         return;
 
     prepare(plans_.claim_more, claim_more_sql(checked_.qualified_name, plans_.shape), more_types);
-    pg::Value more[] = {route, pg::Value(), now, claimed_ctids(), left_out.ctids, left_out.ids};
+    pg::Value more[] = {route,          pg::Value(),  now,           claimed_ctids(),
+                        left_out.ctids, left_out.ids, tenant_value()};
     (void)claim_by(plans_.claim_more, more, max_rows - rows.size(), rows);
+}
+
+/// The lane's tenant, as a parameter.
+pg::Value OutboxStore::tenant_value() const {
+    return tenant_ ? pg::Value(PointerGetDatum(tenant_->bytes.data())) : pg::Value();
 }
 
 /// Runs one of the claims, whose second parameter is its limit, and appends up to `max_rows` rows; how many
@@ -305,12 +323,10 @@ std::size_t OutboxStore::claim_by(const pg::Plan &plan, std::span<pg::Value> val
                                   std::vector<core::Row> &rows) {
     if (frame_ == Frame::own) {
         values[1] = pg::Value(Int64GetDatum(static_cast<std::int64_t>(max_rows)));
-        return read_claimed(run(plan, values, "outbox_relay: claim", true), rows);
+        return read_claimed(run(plan, values, "outbox_relay: claim", Planning::claim), rows);
     }
     values[1] = pg::Value();
-    pg::Context under = context();
-    under.ordered_plans = true;
-    pg::Cursor cursor(under, plan, values);
+    pg::Cursor cursor(context(Planning::claim), plan, values);
     const std::size_t wanted = rows.size() + max_rows;
     std::size_t again = 0;
     while (rows.size() < wanted) {

@@ -31,6 +31,7 @@ struct OutboxPlans {
     ClaimShape shape;
     std::string qualified_name;
     std::string log_name;
+    Oid tenant_index = InvalidOid; ///< which claims of a table that tenants share walk
     pg::Plan claim;
     pg::Plan claim_more;
     pg::Plan claim_except;
@@ -60,8 +61,10 @@ class OutboxStore : public core::Store {
   public:
     /// `odd_to_retries`: who gets the odd row when retries and fresh rows share a pass; alternate it,
     /// so that passes of one row serve both.
-    OutboxStore(const Route &route, const Effective &settings, OutboxPlans &plans, core::PassHost &host,
-                RowMemory &memory, Frame frame, bool odd_to_retries);
+    /// `tenant`: whose lane it is, on a route with tenants; without one such a pass fails.
+    OutboxStore(const Route &route, const std::optional<core::Uuid> &tenant, const Effective &settings,
+                OutboxPlans &plans, core::PassHost &host, RowMemory &memory, Frame frame,
+                bool odd_to_retries);
     ~OutboxStore() override;
 
     void begin() override;
@@ -71,6 +74,9 @@ class OutboxStore : public core::Store {
 
     /// Rows that the committed pass has set aside, by id, for the log.
     const std::vector<std::string> &newly_aside() const { return newly_aside_; }
+
+    /// The table of this pass, once it has begun.
+    const std::string &table() const { return checked_.qualified_name; }
 
   protected:
     /// What the store keeps of a claimed row until it is settled.
@@ -85,8 +91,15 @@ class OutboxStore : public core::Store {
     void open();
     void close();
     void undo() noexcept;
+    /// How a statement is planned.
+    enum class Planning {
+        free,
+        ordered, ///< by an index, without a sort
+        claim    ///< by the tenant index, where the lane's claims walk one
+    };
+
     pg::Result run(const pg::Plan &plan, std::span<const pg::Value> values, const char *name,
-                   bool ordered_plans = false);
+                   Planning planning = Planning::free);
     void prepare(pg::Plan &plan, const std::string &sql, std::span<const Oid> types);
     void forget_other_plans();
     [[noreturn]] void raise_swallowed(const char *what, std::uint64_t done, std::size_t wanted) const;
@@ -99,6 +112,7 @@ class OutboxStore : public core::Store {
     static Rest rest_of(const core::Settlement &settlement);
 
     const Route &route_;
+    const std::optional<core::Uuid> tenant_;
     const Effective &settings_;
     OutboxPlans &plans_;
     core::PassHost &host_;
@@ -119,6 +133,7 @@ class OutboxStore : public core::Store {
     void set_limits();
     void touch_watchdog();
     pg::Context context() const;
+    pg::Context context(Planning planning) const;
     void find_target();
     std::size_t read_claimed(const pg::Result &result, std::vector<core::Row> &rows);
     std::size_t claim_by(const pg::Plan &plan, std::span<pg::Value> values, std::size_t max_rows,
@@ -127,6 +142,7 @@ class OutboxStore : public core::Store {
     void claim_into(std::size_t max_rows, std::vector<core::Row> &rows);
     void flush_before_publishing() const;
     pg::Value claimed_ctids() const;
+    pg::Value tenant_value() const;
 
     std::int64_t watchdog_end_us_ = 0;
     std::vector<ItemPointerData> reclaimed_; ///< versions that reclaim() has written
@@ -136,8 +152,9 @@ class OutboxStore : public core::Store {
 
 /// The store of the route's storage. In a client's transaction, and where the target is a function that is
 /// called in the pass's, both storages settle in that one transaction.
-std::unique_ptr<OutboxStore> make_outbox_store(const Route &route, const Effective &settings,
-                                               OutboxPlans &plans, core::PassHost &host, RowMemory &memory,
-                                               Frame frame, bool odd_to_retries);
+std::unique_ptr<OutboxStore> make_outbox_store(const Route &route, const std::optional<core::Uuid> &tenant,
+                                               const Effective &settings, OutboxPlans &plans,
+                                               core::PassHost &host, RowMemory &memory, Frame frame,
+                                               bool odd_to_retries);
 
 } // namespace outbox_relay::store

@@ -16,16 +16,36 @@ std::string claim_columns(const ClaimShape &shape) {
 
 // ONLY in all of these: rows of an inheriting table are not this table's, and may have the same ctid.
 
+/// A tenant's rows. The second form is for a table that belongs to the tenant: its own index is walked, and
+/// no row of another tenant is in the way, as long as the table is not shared.
+std::string tenant_clause(TenantFilter filter, const char *parameter) {
+    const std::string own = std::string("tenant_id = ") + parameter;
+    switch (filter) {
+    case TenantFilter::column:
+        return " AND " + own;
+    case TenantFilter::table:
+        return " AND (" + own + " OR tenant_id IS NULL)";
+    case TenantFilter::none:
+        break;
+    }
+    return "";
+}
+
+/// The claim index has the tenant before the times: naming it in ORDER BY ties the plan to that index.
+std::string claim_order(const ClaimShape &shape) {
+    return std::string(shape.tenant == TenantFilter::column ? "tenant_id, " : "") +
+           (shape.hlc ? "available_at, hlc, created_at, id" : "available_at, created_at");
+}
+
 /// One arm of a claim. ORDER BY starts with available_at in every arm: the planner does not take
 /// IS NULL for a constant of the index order. In hlc order fresh rows without a stamp come last of
 /// themselves: an index has its NULLs at the end.
 std::string arm(const std::string &relation, const ClaimShape &shape, const char *ripe, const char *limit,
                 const char *extra) {
     return "SELECT * FROM (SELECT " + claim_columns(shape) + " FROM ONLY " + relation +
-           " WHERE outbox_route = $1 AND status = 'pending' AND " + ripe + extra +
-           (shape.hlc ? " ORDER BY available_at, hlc, created_at, id LIMIT "
-                      : " ORDER BY available_at, created_at LIMIT ") +
-           limit + " FOR UPDATE SKIP LOCKED) AS arm";
+           " WHERE outbox_route = $1 AND status = 'pending'" + tenant_clause(shape.tenant, "$7") + " AND " +
+           ripe + extra + " ORDER BY " + claim_order(shape) + " LIMIT " + limit +
+           " FOR UPDATE SKIP LOCKED) AS arm";
 }
 
 constexpr const char *kDue = "available_at <= $3";
@@ -77,12 +97,13 @@ std::string update_sql(const std::string &relation) {
            " AS u(row_id, status, added, available_at, error) WHERE o.ctid = u.row_id";
 }
 
-std::string reclaim_sql(const std::string &relation) {
+std::string reclaim_sql(const std::string &relation, TenantFilter tenant) {
     return "UPDATE ONLY " + relation +
            " SET status = 'pending', processing_at = NULL WHERE ctid = ANY (ARRAY(SELECT ctid FROM ONLY " +
            relation +
-           " WHERE outbox_route = $1 AND status = 'processing' AND processing_at < $2 AND processing_at <> $3"
-           " LIMIT 1000 FOR UPDATE SKIP LOCKED)) RETURNING ctid";
+           " WHERE outbox_route = $1 AND status = 'processing' AND processing_at < $2 AND processing_at <> "
+           "$3" +
+           tenant_clause(tenant, "$4") + " LIMIT 1000 FOR UPDATE SKIP LOCKED)) RETURNING ctid";
 }
 
 namespace {

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "store/tenancy.hpp"
+
 namespace outbox_relay::store {
 
 /// The texts of every statement that a pass runs on an outbox table (claims.md, sections 1, 2 and 5).
@@ -11,17 +13,18 @@ namespace outbox_relay::store {
 struct ClaimShape {
     bool hlc = false;   ///< order (hlc NULLS LAST, created_at, id), not (created_at, id)
     bool trace = false; ///< traceparent is read
+    TenantFilter tenant = TenantFilter::none;
 
     bool operator==(const ClaimShape &) const = default;
 };
 
 /// Rows that are ripe again and fresh rows, both walking the claim index from its low end:
 /// $1 route, $2 limit of the whole, $3 now, $4 share of the ripe-again rows; with `except` also
-/// $5 ctids and $6 ids of rows to leave out.
+/// $5 ctids and $6 ids of rows to leave out. With a tenant filter $7 is the tenant.
 std::string claim_sql(const std::string &relation, const ClaimShape &shape, bool except);
 
 /// The rest of a pass in which fresh rows were fewer than their share: $1 route, $2 limit, $3 now,
-/// $4 ctids claimed before, $5 ctids and $6 ids of rows to leave out.
+/// $4 ctids claimed before, $5 ctids and $6 ids of rows to leave out, $7 the tenant.
 std::string claim_more_sql(const std::string &relation, const ClaimShape &shape);
 
 /// $1 ctids.
@@ -37,8 +40,8 @@ std::string publish_sql(const std::string &relation);
 std::string update_sql(const std::string &relation);
 
 /// At most a thousand stale rows at a time: $1 route, $2 processed before this time, $3 but not at this
-/// one: a live pass's. Gives their new ctids.
-std::string reclaim_sql(const std::string &relation);
+/// one: a live pass's; with a tenant filter $4 the tenant. Gives their new ctids.
+std::string reclaim_sql(const std::string &relation, TenantFilter tenant);
 
 // Retain storage in transactions of its own. Rows are named by id and by the processing_at that their claim
 // wrote, and touched only while they still have both.

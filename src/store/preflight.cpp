@@ -7,6 +7,7 @@
 #include "pg/session.hpp"
 #include "store/delivery_log.hpp"
 #include "store/relation.hpp"
+#include "store/tenancy.hpp"
 
 extern "C" {
 #include "storage/lockdefs.h"
@@ -46,11 +47,11 @@ void append(std::vector<Finding> &all, std::vector<Finding> more) {
 }
 
 /// The log as it will be wanted when the pass settles: at the latest when its time is over.
-std::vector<Finding> check_log(const Route &route, const Effective &settings, Oid owner,
+std::vector<Finding> check_log(const std::string &name, const Effective &settings, Oid owner,
                                const pg::Context &context, Checked &checked) {
-    const std::optional<Relation> log = open_relation(context, route.delivery_log, AccessShareLock);
+    const std::optional<Relation> log = open_relation(context, name, AccessShareLock);
     if (!log)
-        return {missing_relation(route.delivery_log, "delivery_log")};
+        return {missing_relation(name, "delivery_log")};
     checked.log_name = log->qualified_name;
     const TimestampTz now = GetCurrentTimestamp();
     return log_findings(*log, owner, now,
@@ -59,15 +60,17 @@ std::vector<Finding> check_log(const Route &route, const Effective &settings, Oi
 
 } // namespace
 
-std::vector<Finding> check_route(const Route &route, const Effective &settings, Oid owner,
-                                 const Limits &limits, Checked &checked) {
+std::vector<Finding> check_route(const Route &route, const std::optional<core::Uuid> &tenant,
+                                 const Effective &settings, Oid owner, const Limits &limits,
+                                 Checked &checked) {
     pg::Context context;
     context.role = owner;
     context.statement_timeout_ms = limits.statement_ms;
     context.lock_timeout_ms = limits.lock_ms;
-    const std::optional<Relation> relation = open_relation(context, route.relation, RowExclusiveLock);
+    const Tables tables = tables_of(route, tenant, context);
+    const std::optional<Relation> relation = open_relation(context, tables.relation, RowExclusiveLock);
     if (!relation)
-        return {missing_relation(route.relation, "relation")};
+        return {missing_relation(tables.relation, "relation")};
 
     checked.relation = relation->oid;
     checked.qualified_name = relation->qualified_name;
@@ -83,8 +86,8 @@ std::vector<Finding> check_route(const Route &route, const Effective &settings, 
     if (std::optional<Finding> finding = owner_finding(*relation, owner))
         findings.push_back(*finding);
     append(findings, privilege_findings(*relation, owner));
-    if (!route.delivery_log.empty())
-        append(findings, check_log(route, settings, owner, context, checked));
+    if (!tables.delivery_log.empty())
+        append(findings, check_log(tables.delivery_log, settings, owner, context, checked));
     return findings;
 }
 

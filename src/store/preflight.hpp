@@ -1,7 +1,10 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "core/uuid.hpp"
 
 #include "store/limits.hpp"
 #include "store/route.hpp"
@@ -27,12 +30,13 @@ struct Checked {
     std::string log_name; ///< qualified; empty: no delivery log
 };
 
-/// Everything that is wrong with the route's table for a pass of `owner`, and the table as it is
-/// now, locked ROW EXCLUSIVE to the end of the transaction when it exists. Runs as `owner`, lock
-/// waits bounded by `limits`. Raises only for what the server itself raises (no right on the
-/// schema, lock timeout).
-std::vector<Finding> check_route(const Route &route, const Effective &settings, Oid owner,
-                                 const Limits &limits, Checked &checked);
+/// Everything that is wrong with the route's table (the tenant's, where the route has tenants) for a pass of
+/// `owner`, and the table as it is now, locked ROW EXCLUSIVE to the end of the transaction when it exists.
+/// Runs as `owner`, lock waits bounded by `limits`. Raises only for what the server itself raises (no right
+/// on the schema, lock timeout).
+std::vector<Finding> check_route(const Route &route, const std::optional<core::Uuid> &tenant,
+                                 const Effective &settings, Oid owner, const Limits &limits,
+                                 Checked &checked);
 
 /// Raises the first blocking finding as an error that names route and table.
 void raise_blocking(const Route &route, const std::vector<Finding> &findings);

@@ -3,7 +3,9 @@
 #include <cstring>
 
 #include "pg/spi.hpp"
+#include "store/index.hpp"
 #include "store/relation.hpp"
+#include "store/tenancy.hpp"
 
 extern "C" {
 #include "catalog/pg_type.h"
@@ -40,30 +42,52 @@ Datum uuid_datum(const core::Uuid &uuid) {
     });
 }
 
-/// " AND tenant_id = $n", or nothing.
-std::string tenant_clause(Statement &statement, const std::optional<core::Uuid> &tenant) {
+/// " AND tenant_id = $n", or nothing; as in a claim, rows without a tenant in the tenant's own table are its
+/// own.
+std::string tenant_clause(Statement &statement, const Route &route, const std::optional<core::Uuid> &tenant) {
     if (!tenant.has_value())
         return {};
-    return " AND tenant_id OPERATOR(pg_catalog.=) " + statement.parameter(UUIDOID, uuid_datum(*tenant));
+    const std::string own =
+        "tenant_id OPERATOR(pg_catalog.=) " + statement.parameter(UUIDOID, uuid_datum(*tenant));
+    if (tenant_filter(route) == TenantFilter::table)
+        return " AND (" + own + " OR tenant_id IS NULL)";
+    return " AND " + own;
 }
 
-/// The rows of one status, in the claim index's order. The order ties the plan to that index, whatever
-/// the statistics say (claims.md, rule 5); run() takes sorts out of the planner's reach.
-std::string rows_of(const std::string &what, const std::string &table, const char *status,
-                    const std::string &more) {
-    return "SELECT " + what + " FROM ONLY " + table +
-           " WHERE outbox_route OPERATOR(pg_catalog.=) $1 AND status OPERATOR(pg_catalog.=) '" + status +
-           "'" + more + " ORDER BY available_at, created_at";
-}
+/// The table that a probe looks at, for the tenant or for all.
+struct Probed {
+    std::string table;
+    Oid only_index = InvalidOid; ///< that the planner is to take
+    bool exact_order = true;     ///< fresh rows lie in created_at order in that index
+    const char *order = "available_at, created_at";
+};
 
-Relation outbox_of(const Route &route) {
-    Relation relation = describe(route.relation, AccessShareLock);
+Probed outbox_of(const Route &route, const std::optional<core::Uuid> &tenant) {
+    const Relation relation = describe(tables_of(route, tenant).relation, AccessShareLock);
     require(missing_or_wrong(relation, Needs{}));
-    return relation;
+    Probed probed{relation.qualified_name};
+    if (!tenant.has_value() || tenant_filter(route) != TenantFilter::column)
+        return probed;
+    probed.only_index = tenant_index(relation, route.hlc_ordering);
+    if (OidIsValid(probed.only_index) && route.hlc_ordering) {
+        probed.exact_order = false;
+        probed.order = "available_at, hlc, created_at, id";
+    }
+    return probed;
+}
+
+/// The rows of one status, in the order of the index that has them together. The order ties the plan to
+/// that index, whatever the statistics say (claims.md, rule 5); look() takes sorts out of the planner's
+/// reach.
+std::string rows_of(const std::string &what, const Probed &probed, const char *status,
+                    const std::string &more) {
+    return "SELECT " + what + " FROM ONLY " + probed.table +
+           " WHERE outbox_route OPERATOR(pg_catalog.=) $1 AND status OPERATOR(pg_catalog.=) '" + status +
+           "'" + more + " ORDER BY " + probed.order;
 }
 
 /// Runs the statement read only, in the caller's snapshot; its one row.
-pg::Result look(const Statement &statement, Oid role) {
+pg::Result look(const Statement &statement, const Probed &probed, Oid role) {
     pg::Plan plan;
     plan.prepare(statement.sql, statement.types, true);
     std::vector<Datum> datums;
@@ -72,6 +96,7 @@ pg::Result look(const Statement &statement, Oid role) {
     pg::Context context;
     context.role = role;
     context.ordered_plans = true;
+    context.only_index = probed.only_index;
     return pg::run_as(context, [&] {
         const int code = SPI_execute_plan(plan.get(), datums.data(), nullptr, true, 0);
         if (code != SPI_OK_SELECT || SPI_processed != 1)
@@ -86,16 +111,16 @@ pg::Result look(const Statement &statement, Oid role) {
 } // namespace
 
 Depth depth(const Route &route, const std::optional<core::Uuid> &tenant, Oid role) {
-    const std::string table = outbox_of(route).qualified_name;
+    const Probed probed = outbox_of(route, tenant);
     Statement statement(route);
-    const std::string more = tenant_clause(statement, tenant);
+    const std::string more = tenant_clause(statement, route, tenant);
     const auto count = [&](const char *status) {
-        return "(SELECT pg_catalog.count(*) FROM (" + rows_of("1", table, status, more) + ") AS counted)";
+        return "(SELECT pg_catalog.count(*) FROM (" + rows_of("1", probed, status, more) + ") AS counted)";
     };
     statement.sql = "SELECT " + count("pending") + ", " + count("processing") + ", " + count("failed");
 
     pg::spi_connect();
-    const pg::Result result = look(statement, role);
+    const pg::Result result = look(statement, probed, role);
     const Depth depth{DatumGetInt64(result.value(0, 1).datum), DatumGetInt64(result.value(0, 2).datum),
                       DatumGetInt64(result.value(0, 3).datum)};
     pg::spi_finish();
@@ -103,35 +128,38 @@ Depth depth(const Route &route, const std::optional<core::Uuid> &tenant, Oid rol
 }
 
 bool has_undrained(const Route &route, const std::optional<core::Uuid> &tenant, Oid role) {
-    const std::string table = outbox_of(route).qualified_name;
+    const Probed probed = outbox_of(route, tenant);
     Statement statement(route);
-    const std::string more = tenant_clause(statement, tenant);
+    const std::string more = tenant_clause(statement, route, tenant);
     const auto any = [&](const char *status) {
-        return "(" + rows_of("true", table, status, more) + " LIMIT 1) IS NOT NULL";
+        return "(" + rows_of("true", probed, status, more) + " LIMIT 1) IS NOT NULL";
     };
     statement.sql = "SELECT " + any("pending") + " OR " + any("processing");
 
     pg::spi_connect();
-    const bool undrained = DatumGetBool(look(statement, role).value(0, 1).datum);
+    const bool undrained = DatumGetBool(look(statement, probed, role).value(0, 1).datum);
     pg::spi_finish();
     return undrained;
 }
 
 std::optional<TimestampTz> oldest_pending(const Route &route, const std::optional<core::Uuid> &tenant,
                                           Oid role) {
-    const std::string table = outbox_of(route).qualified_name;
+    const Probed probed = outbox_of(route, tenant);
     Statement statement(route);
-    const std::string more = tenant_clause(statement, tenant);
+    const std::string more = tenant_clause(statement, route, tenant);
     // Fresh rows lie in created_at order: one seek. Only those parked for a retry are walked.
-    const std::string fresh =
-        "(" + rows_of("created_at", table, "pending", more + " AND available_at IS NULL") + " LIMIT 1)";
+    const std::string fresh_rows =
+        rows_of("created_at", probed, "pending", more + " AND available_at IS NULL");
+    const std::string fresh = probed.exact_order
+                                  ? "(" + fresh_rows + " LIMIT 1)"
+                                  : "(SELECT pg_catalog.min(created_at) FROM (" + fresh_rows + ") AS fresh)";
     const std::string parked =
         "(SELECT pg_catalog.min(created_at) FROM (" +
-        rows_of("created_at", table, "pending", more + " AND available_at IS NOT NULL") + ") AS parked)";
+        rows_of("created_at", probed, "pending", more + " AND available_at IS NOT NULL") + ") AS parked)";
     statement.sql = "SELECT LEAST(" + fresh + ", " + parked + ")";
 
     pg::spi_connect();
-    const pg::Value oldest = look(statement, role).value(0, 1);
+    const pg::Value oldest = look(statement, probed, role).value(0, 1);
     std::optional<TimestampTz> created_at;
     if (!oldest.null)
         created_at = DatumGetTimestampTz(oldest.datum);
@@ -141,7 +169,7 @@ std::optional<TimestampTz> oldest_pending(const Route &route, const std::optiona
 
 std::int64_t requeue_failed(const Route &route, const std::optional<Datum> &event_ids,
                             const std::optional<core::Uuid> &tenant, Oid role) {
-    const Relation relation = describe(route.relation, RowExclusiveLock);
+    const Relation relation = describe(tables_of(route, tenant).relation, RowExclusiveLock);
     const bool retain = route.storage == "retain";
     Needs needs;
     needs.retain = retain;
@@ -152,7 +180,7 @@ std::int64_t requeue_failed(const Route &route, const std::optional<Datum> &even
     Statement statement(route);
     std::string where = " WHERE outbox_route OPERATOR(pg_catalog.=) $1"
                         " AND status OPERATOR(pg_catalog.=) 'failed'" +
-                        tenant_clause(statement, tenant);
+                        tenant_clause(statement, route, tenant);
     if (event_ids.has_value())
         where += " AND event_id OPERATOR(pg_catalog.=) ANY (" +
                  statement.parameter(UUIDARRAYOID, *event_ids) + ")";

@@ -156,7 +156,7 @@ std::variant<std::string, core::Unsendable> RetainStore::render(const core::Row 
     prepare(plans_.payload, payload_sql(checked_.qualified_name), types);
     const pg::Value values[] = {pg::Value(PointerGetDatum(claimed.version.id.bytes.data())),
                                 pg::Value(TimestampTzGetDatum(claimed.version.taken_at))};
-    const pg::Result result = run(plans_.payload, values, "outbox_relay: payload", true);
+    const pg::Result result = run(plans_.payload, values, "outbox_relay: payload", Planning::ordered);
     std::variant<std::string, core::Unsendable> body =
         core::Unsendable{"the row was taken from this pass before it was sent"};
     if (result.processed > 0)
@@ -262,7 +262,8 @@ std::int64_t RetainStore::mark_published(std::span<const RowVersion> rows) {
     prepare(plans_.mark_published, mark_published_sql(checked_.qualified_name), types);
     const Identity who = identity(rows);
     const pg::Value values[] = {who.ids, who.taken_at, pg::Value(TimestampTzGetDatum(GetCurrentTimestamp()))};
-    const pg::Result result = run(plans_.mark_published, values, "outbox_relay: settle published rows", true);
+    const pg::Result result =
+        run(plans_.mark_published, values, "outbox_relay: settle published rows", Planning::ordered);
     require_marked(result.processed, rows, "updated");
     return static_cast<std::int64_t>(result.processed);
 }
@@ -292,7 +293,7 @@ void RetainStore::mark_rest(const core::Settlement &settlement) {
         const pg::Value values[] = {who.ids,    who.taken_at,      rest.statuses,
                                     rest.added, rest.available_at, rest.errors};
         const pg::Result result =
-            run(plans_.mark_rest, values, "outbox_relay: settle retries and failures", true);
+            run(plans_.mark_rest, values, "outbox_relay: settle retries and failures", Planning::ordered);
         require_marked(result.processed, rows, "updated");
     });
 }
@@ -305,7 +306,7 @@ void RetainStore::require_marked(std::uint64_t done, std::span<const RowVersion>
     prepare(plans_.still_ours, still_ours_sql(checked_.qualified_name), kIdentityTypes);
     const Identity who = identity(rows);
     const pg::Value values[] = {who.ids, who.taken_at};
-    const pg::Result left = run(plans_.still_ours, values, "outbox_relay: settle", true);
+    const pg::Result left = run(plans_.still_ours, values, "outbox_relay: settle", Planning::ordered);
     if (DatumGetInt64(left.value(0, 1).datum) > 0)
         raise_swallowed(what, done, rows.size());
 }
@@ -323,7 +324,8 @@ void RetainStore::give_back(bool rendered_too) {
     const std::vector<RowVersion> rows = versions_of(handles);
     const Identity who = identity(rows);
     const pg::Value values[] = {who.ids, who.taken_at};
-    const pg::Result result = run(plans_.give_back, values, "outbox_relay: give rows back", true);
+    const pg::Result result =
+        run(plans_.give_back, values, "outbox_relay: give rows back", Planning::ordered);
     require_marked(result.processed, rows, "updated");
     close();
     for (const std::uint32_t handle : handles)
@@ -368,12 +370,15 @@ void RetainStore::rollback() noexcept {
     memory_.set_live_claim(0);
 }
 
-std::unique_ptr<OutboxStore> make_outbox_store(const Route &route, const Effective &settings,
-                                               OutboxPlans &plans, core::PassHost &host, RowMemory &memory,
-                                               Frame frame, bool odd_to_retries) {
+std::unique_ptr<OutboxStore> make_outbox_store(const Route &route, const std::optional<core::Uuid> &tenant,
+                                               const Effective &settings, OutboxPlans &plans,
+                                               core::PassHost &host, RowMemory &memory, Frame frame,
+                                               bool odd_to_retries) {
     if (route.storage == "retain" && frame == Frame::own && route.target_function.empty())
-        return std::make_unique<RetainStore>(route, settings, plans, host, memory, frame, odd_to_retries);
-    return std::make_unique<ConsumeStore>(route, settings, plans, host, memory, frame, odd_to_retries);
+        return std::make_unique<RetainStore>(route, tenant, settings, plans, host, memory, frame,
+                                             odd_to_retries);
+    return std::make_unique<ConsumeStore>(route, tenant, settings, plans, host, memory, frame,
+                                          odd_to_retries);
 }
 
 } // namespace outbox_relay::store

@@ -16,13 +16,17 @@ enum class Ordering { none, key };
 /// A row of outbox_route, parsed. What is NULL in a tuning column stays empty: effective() decides.
 struct Route {
     std::string name;
-    std::string relation;        ///< as written: schema.table, SQL-quoted where needed
-    std::string url;             ///< empty: target_function it is
+    std::string relation; ///< as written: schema.table, SQL-quoted where needed; empty: relation_function
+    std::string url;      ///< empty: target_function it is
     std::string target_function; ///< as written: schema.function; empty: url it is
     std::string method;
     bool enabled = true;
-    std::string storage = "consume"; ///< or retain
-    std::string delivery_log;        ///< as relation; empty: none
+    std::string storage = "consume";   ///< or retain
+    std::string delivery_log;          ///< as relation; empty: none
+    std::string tenants_function;      ///< as target_function; empty: no tenants
+    std::string relation_function;     ///< needs tenants_function
+    std::string delivery_log_function; ///< needs tenants_function
+    bool isolates_tenants = false;     ///< tenant_isolation is namespace
     bool propagate_trace = false;
     bool require_transaction = false;
     bool hlc_ordering = false;
@@ -52,6 +56,9 @@ struct Route {
     std::optional<std::int64_t> reclaim_stale_after_ms;
 
     std::uint64_t version = 0; ///< changes whenever the row does
+
+    bool has_tenants() const { return !tenants_function.empty(); }
+    bool has_log() const { return !delivery_log.empty() || !delivery_log_function.empty(); }
 };
 
 /// The settings of a route with the configuration parameters filled in, now.

@@ -173,6 +173,10 @@ Route parse_route(const RouteRow &row) {
     route.enabled = row.boolean("enabled");
     route.storage = row.text("storage");
     route.delivery_log = row.text("delivery_log");
+    route.tenants_function = row.text("tenants_function");
+    route.relation_function = row.text("relation_function");
+    route.delivery_log_function = row.text("delivery_log_function");
+    route.isolates_tenants = row.text("tenant_isolation") == "namespace";
     route.hlc_ordering = row.boolean("hlc_ordering");
     route.drain_on_shutdown = row.boolean("drain_on_shutdown");
     route.propagate_trace = row.boolean("propagate_trace");

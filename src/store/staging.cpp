@@ -9,6 +9,7 @@
 #include "pg/clock.hpp"
 #include "pg/guard.hpp"
 #include "store/relation.hpp"
+#include "store/tenancy.hpp"
 
 extern "C" {
 #include "catalog/pg_type.h"
@@ -163,10 +164,10 @@ std::string quoted_relation(const std::string &relation) {
 /// ON CONFLICT has no target: whatever unique key the table has is the one that counts
 /// (mechanisms.md section 7). No operator and no unqualified function: the caller's search_path
 /// has no say. (unnest of several arguments is the server's own, by its grammar.)
-std::string statement(const Route &route, Shape shape) {
+std::string statement(const Route &route, const std::string &relation, Shape shape) {
     const Lists lists = lists_of(route, shape);
     const std::string into =
-        "INSERT INTO " + quoted_relation(route.relation) + " (" + lists.names + ", status, attempts)";
+        "INSERT INTO " + quoted_relation(relation) + " (" + lists.names + ", status, attempts)";
     const std::string conflict = " ON CONFLICT DO NOTHING";
     if (shape == Shape::one)
         return into + " VALUES (" + lists.values + ", 'pending', 0)" + conflict;
@@ -176,11 +177,11 @@ std::string statement(const Route &route, Shape shape) {
 
 /// The kept plan of a relation and column set. Needs spi_connect(). Plans are never freed: a trigger
 /// of the table may stage elsewhere while one runs.
-const pg::Plan &plan_for(const Route &route, Shape shape) {
+const pg::Plan &plan_for(const Route &route, const std::string &relation, Shape shape) {
     using Plans = std::unordered_map<std::string, pg::Plan>;
     static auto *const kept = new std::array<std::array<std::array<Plans, 2>, 2>, 2>;
     pg::Plan &plan =
-        (*kept)[static_cast<std::size_t>(shape)][route.hlc_ordering][route.propagate_trace][route.relation];
+        (*kept)[static_cast<std::size_t>(shape)][route.hlc_ordering][route.propagate_trace][relation];
     if (plan.prepared())
         return plan;
 
@@ -189,7 +190,7 @@ const pg::Plan &plan_for(const Route &route, Shape shape) {
         if (is_bound(route, i))
             types.push_back(shape == Shape::many && !shared_by_call(i) ? kColumns[i].array_type
                                                                        : kColumns[i].type);
-    plan.prepare(statement(route, shape), types, true);
+    plan.prepare(statement(route, relation, shape), types, true);
     return plan;
 }
 
@@ -214,9 +215,34 @@ pg::Value array_of(const std::vector<Event> &events, std::size_t column) {
     }));
 }
 
+std::optional<core::Uuid> tenant_of(const Event &event) {
+    const pg::Value &value = event[StageColumn::tenant_id];
+    if (value.null)
+        return std::nullopt;
+    core::Uuid tenant;
+    std::memcpy(tenant.bytes.data(), DatumGetPointer(value.datum), UUID_LEN);
+    return tenant;
+}
+
+/// One INSERT of events that are complete, into one table; how many rows were new.
+std::uint64_t insert_many(const Route &route, const std::string &relation, const std::vector<Event> &events) {
+    pg::spi_connect();
+    std::vector<pg::Value> values;
+    for (std::size_t i = 0; i < kStageColumns; ++i)
+        if (is_bound(route, i))
+            values.push_back(shared_by_call(i) ? events.front().values()[i] : array_of(events, i));
+    values[static_cast<std::size_t>(StageColumn::route)] = pg::Value(pg::text_datum(route.name));
+    const pg::Result result = pg::execute(plan_for(route, relation, Shape::many), values, false);
+    pg::spi_finish();
+    return result.processed;
+}
+
 } // namespace
 
 std::optional<core::Uuid> stage(const Route &route, Event event) {
+    const std::optional<core::Uuid> tenant = tenant_of(event);
+    require_tenant(route, tenant);
+    const std::string relation = tables_of(route, tenant).relation;
     std::array<core::Uuid, 2> ids;
     const TimestampTz now = take_instants(1);
     complete(event, now, now, ids);
@@ -228,7 +254,8 @@ std::optional<core::Uuid> stage(const Route &route, Event event) {
     for (std::size_t i = 0; i < kStageColumns; ++i)
         if (is_bound(route, i))
             values[bound++] = event.values()[i];
-    const pg::Result result = pg::execute(plan_for(route, Shape::one), std::span(values).first(bound), false);
+    const pg::Result result =
+        pg::execute(plan_for(route, relation, Shape::one), std::span(values).first(bound), false);
     pg::spi_finish();
     if (result.processed == 0)
         return std::nullopt;
@@ -241,20 +268,28 @@ std::optional<core::Uuid> stage(const Route &route, Event event) {
 std::uint64_t stage_many(const Route &route, std::vector<Event> events) {
     if (events.empty())
         return 0;
+    for (const Event &event : events)
+        require_tenant(route, tenant_of(event));
     std::vector<core::Uuid> ids(2 * events.size());
     const TimestampTz now = take_instants(events.size());
     for (std::size_t i = 0; i < events.size(); ++i)
         complete(events[i], now, now + static_cast<TimestampTz>(i), std::span<core::Uuid, 2>(&ids[2 * i], 2));
 
-    pg::spi_connect();
-    std::vector<pg::Value> values;
-    for (std::size_t i = 0; i < kStageColumns; ++i)
-        if (is_bound(route, i))
-            values.push_back(shared_by_call(i) ? events.front().values()[i] : array_of(events, i));
-    values[static_cast<std::size_t>(StageColumn::route)] = pg::Value(pg::text_datum(route.name));
-    const pg::Result result = pg::execute(plan_for(route, Shape::many), values, false);
-    pg::spi_finish();
-    return result.processed;
+    if (route.relation_function.empty())
+        return insert_many(route, route.relation, events);
+    std::vector<std::pair<core::Uuid, std::vector<Event>>> by_tenant;
+    for (const Event &event : events) {
+        const core::Uuid tenant = tenant_of(event).value();
+        auto group = std::find_if(by_tenant.begin(), by_tenant.end(),
+                                  [&tenant](const auto &known) { return known.first == tenant; });
+        if (group == by_tenant.end())
+            group = by_tenant.insert(group, {tenant, {}});
+        group->second.push_back(event);
+    }
+    std::uint64_t staged = 0;
+    for (const auto &[tenant, group] : by_tenant)
+        staged += insert_many(route, tables_of(route, tenant).relation, group);
+    return staged;
 }
 
 } // namespace outbox_relay::store

@@ -54,10 +54,11 @@ class Event {
 /// UUIDv7 of the same instant, so that a writer that locks its aggregate first can't be overtaken (claims.md
 /// section 4). Gives the event id; nothing when the table has a row of this route and event id already. Waits
 /// for a transaction that is about to delete such a row. Raises what the INSERT raises.
+/// On a route with tenants tenant_id has to be set, which says into which table. Raises 22004 without.
 std::optional<core::Uuid> stage(const Route &route, Event event);
 
-/// The same for many in one INSERT: one created_at, ids ascending in the order of `events`. Gives how
-/// many rows were new.
+/// The same for many: one created_at, ids ascending in the order of `events`, one INSERT (on a route with a
+/// relation_function one for each tenant, in the order of their first events). Gives how many rows were new.
 std::uint64_t stage_many(const Route &route, std::vector<Event> events);
 
 } // namespace outbox_relay::store

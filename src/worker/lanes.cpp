@@ -65,7 +65,8 @@ void initialise() {
     shared_memory->max_workers = max_worker_processes;
     pg_atomic_init_u32(&shared_memory->launcher_proc, 0);
     for (Database &database : shared_memory->databases)
-        pg_atomic_init_u32(&database.poked, 0);
+        for (pg_atomic_uint32 *count : {&database.poked, &database.lists})
+            pg_atomic_init_u32(count, 0);
     for (int i = 0; i < shared_memory->max_lanes; ++i)
         initialise_lane(lanes[i]);
     for (int i = 0; i < shared_memory->max_workers; ++i) {
@@ -156,6 +157,14 @@ LaneKey lane_key(Oid database, const std::string &route, const std::optional<cor
     return key;
 }
 
+std::optional<core::Uuid> tenant_of(const LaneKey &key) {
+    if (key.has_tenant == 0)
+        return std::nullopt;
+    core::Uuid tenant;
+    std::memcpy(tenant.bytes.data(), key.tenant, tenant.bytes.size());
+    return tenant;
+}
+
 int find_lane(const LaneKey &key) {
     const auto *entry = static_cast<const LaneEntry *>(hash_search(lane_hash, &key, HASH_FIND, nullptr));
     return entry == nullptr ? -1 : entry->index;
@@ -163,11 +172,22 @@ int find_lane(const LaneKey &key) {
 
 namespace {
 
+/// Looks on where it last found one: thousands of lanes may be made in a row.
 int free_lane() {
-    for (int i = 0; i < shared_memory->max_lanes; ++i)
-        if (!lanes[i].used)
-            return i;
+    static int last = 0;
+    for (int i = 0; i < shared_memory->max_lanes; ++i) {
+        const int at = (last + i) % shared_memory->max_lanes;
+        if (!lanes[at].used)
+            return last = at;
+    }
     return -1;
+}
+
+/// Nothing is lost with it but its counters.
+bool may_give_way(const Lane &lane, std::int64_t due_us) {
+    return lane.used && lane.holder < 0 && lane.remembered_rows == 0 && lane.health.failures == 0 &&
+           lane.health.publish_failures == 0 && lane.due_us > due_us &&
+           pg_atomic_read_u64(const_cast<pg_atomic_uint64 *>(&lane.wake_us)) == 0;
 }
 
 } // namespace
@@ -194,6 +214,17 @@ int make_lane(const LaneKey &key) {
     lane.due_us = 0;
     lane.stats_reset = GetCurrentTimestamp();
     return index;
+}
+
+int seize_lane(const LaneKey &key, std::int64_t due_us) {
+    int victim = -1;
+    for (int i = 0; i < shared_memory->max_lanes; ++i)
+        if (may_give_way(lanes[i], due_us) && (victim < 0 || lanes[i].due_us > lanes[victim].due_us))
+            victim = i;
+    if (victim < 0)
+        return -1;
+    drop_lane(victim);
+    return make_lane(key);
 }
 
 void drop_lane(int index) {

@@ -51,6 +51,9 @@ struct Lane {
     core::LanePolicy policy; ///< of its last pass, for one whose worker dies in it
     bool breaker_open;       ///< the next pass is a probe of one row
     bool drained;            ///< in this shutdown
+    bool listed;             ///< a tenant's: tenants_function listed it last time
+    std::uint32_t ordinal;   ///< a tenant's place in that list
+    std::uint32_t listing;   ///< of the lane that lists tenants: counts its lists
     std::uint32_t turns;     ///< passes begun, for what alternates from pass to pass
 
     int remembered_chunk; ///< memory.cpp's chain, -1: none
@@ -76,6 +79,7 @@ struct Database {
     Oid oid; ///< InvalidOid: free
     DatabaseState state;
     pg_atomic_uint32 poked; ///< its outbox_route changed
+    pg_atomic_uint32 lists; ///< counts changes in the tenants of its routes
     std::int64_t last_start_us;
     std::uint32_t failures; ///< starts in a row that came to nothing
     bool overflow_warned;   ///< said once that there are more lanes than slots
@@ -124,6 +128,8 @@ class LockedLanes {
     LockedLanes &operator=(const LockedLanes &) = delete;
 };
 
+std::optional<core::Uuid> tenant_of(const LaneKey &key);
+
 LaneKey lane_key(Oid database, const std::string &route, const std::optional<core::Uuid> &tenant);
 
 /// The lane of this key, -1 when it has no slot. Under the lock.
@@ -132,6 +138,11 @@ int find_lane(const LaneKey &key);
 /// The lane of this key, made if need be and due at once; -1 when every slot is taken. Under the
 /// lock, exclusive.
 int make_lane(const LaneKey &key);
+
+/// Gives an idle healthy lane's slot, of those that are due after `due_us` the last, to the lane of this key,
+/// which has none; -1 when there is no such lane. The other then takes its turn in the same way. Under the
+/// lock, exclusive.
+int seize_lane(const LaneKey &key, std::int64_t due_us);
 
 /// Gives a lane's slot back. Under the lock, exclusive; the lane has no holder.
 void drop_lane(int index);

@@ -51,7 +51,8 @@ class SessionHost final : public core::PassHost {
 /// the rows. What its live pass holds is its own, though.
 class LiveClaim final : public store::RowMemory {
   public:
-    explicit LiveClaim(const std::string &route) : key_(lane_key(MyDatabaseId, route, std::nullopt)) {}
+    LiveClaim(const std::string &route, const std::optional<core::Uuid> &tenant)
+        : key_(lane_key(MyDatabaseId, route, tenant)) {}
 
     std::vector<store::RowVersion> load() override { return {}; }
     void add(const store::RowVersion &) noexcept override {}
@@ -101,16 +102,16 @@ void refuse_inside_a_pass() {
                    "Stage an event for the other route instead: its lane wakes at commit."});
 }
 
-core::PassResult run(const store::Route &route, const store::Effective &settings,
-                     const core::PassSettings &pass) {
+core::PassResult run(const store::Route &route, const std::optional<core::Uuid> &tenant,
+                     const store::Effective &settings, const core::PassSettings &pass) {
     SessionHost host;
-    LiveClaim memory(route.name);
+    LiveClaim memory(route.name, tenant);
     ServerClock clock;
     store::OutboxPlans plans;
     std::random_device random;
     std::mt19937_64 generator((std::uint64_t{random()} << 32) | random());
     const std::unique_ptr<store::OutboxStore> store = store::make_outbox_store(
-        route, settings, plans, host, memory, store::Frame::callers, (generator() & 1) != 0);
+        route, tenant, settings, plans, host, memory, store::Frame::callers, (generator() & 1) != 0);
     if (!route.target_function.empty())
         return core::run_local_pass(pass, *store, clock, host);
     http::TransportSettings transport_settings;
@@ -122,7 +123,8 @@ core::PassResult run(const store::Route &route, const store::Effective &settings
 
 } // namespace
 
-core::PassResult pass_on_demand(const store::Route &route, std::int64_t max_rows) {
+core::PassResult pass_on_demand(const store::Route &route, const std::optional<core::Uuid> &tenant,
+                                std::int64_t max_rows) {
     refuse_inside_a_pass();
     const Running running;
     store::Effective settings = store::effective(route);
@@ -132,13 +134,13 @@ core::PassResult pass_on_demand(const store::Route &route, std::int64_t max_rows
         pass.max_claim_rows = static_cast<std::size_t>(std::min(max_rows, kMostRows));
     pass.reclaim = settings.reclaim_stale_after_ms > 0;
     try {
-        return run(route, settings, pass);
+        return run(route, tenant, settings, pass);
     } catch (const pg::Error &error) {
         if (!is_refused_deferral(error))
             throw;
         pg::raise(
             {error.sqlstate(), error.message(),
-             "A deferrable constraint or trigger of " + route.relation + " would be checked after the pass.",
+             "A deferrable constraint or trigger of the route's table would be checked after the pass.",
              "Run SET CONSTRAINTS ALL IMMEDIATE before the pass, make the constraint NOT DEFERRABLE, or "
              "leave the route to "
              "the worker, which checks it at the end of each statement."});

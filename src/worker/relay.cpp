@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <set>
 
 #include "settings/settings.hpp"
 #include "worker/memory.hpp"
@@ -13,6 +14,7 @@
 #include "pg/guard.hpp"
 #include "pg/transaction.hpp"
 #include "store/encoding.hpp"
+#include "store/tenancy.hpp"
 
 extern "C" {
 #include "commands/dbcommands.h"
@@ -34,6 +36,8 @@ constexpr std::int64_t kLookEvery_us = 500'000;
 /// Idle connections are given up before most endpoints and middle boxes do, so that few requests meet
 /// a dying one.
 constexpr std::int64_t kIdleConnections_ms = 15'000;
+/// Lanes whose connections and own statements a worker keeps.
+constexpr std::size_t kMostKept = 64;
 
 std::uint64_t seed() {
     std::uint64_t value = 0;
@@ -51,11 +55,22 @@ const std::string &loggable(const core::PassResult &result) {
     return result.error_class.starts_with("HTTP ") ? result.error_class : result.error;
 }
 
+/// When a lane that nobody holds is to run.
+std::int64_t due_of(const Lane &lane) {
+    const auto wake_us =
+        static_cast<std::int64_t>(pg_atomic_read_u64(const_cast<pg_atomic_uint64 *>(&lane.wake_us)));
+    return wake_us == 0 ? lane.due_us : std::min(lane.due_us, std::max(wake_us, lane.hold_until_us));
+}
+
 void log_line(const std::string &message) {
     pg::report_at(LOG, {ERRCODE_SUCCESSFUL_COMPLETION, message});
 }
 
 } // namespace
+
+std::string LaneWork::name() const {
+    return (tenant ? "tenant " + tenant->text() + " of route \"" : "route \"") + route().name + "\"";
+}
 
 Relay::Relay(int slot)
     : slot_index_(slot), slot_(worker_at(slot)), random_(seed()),
@@ -65,7 +80,7 @@ Relay::Relay(int slot)
 /// True when a lane of this worker is to be drained at shutdown.
 bool Relay::drains() const {
     return std::any_of(work_.begin(), work_.end(),
-                       [](const auto &entry) { return entry.second.route.drain_on_shutdown; });
+                       [](const auto &entry) { return entry.second.route().drain_on_shutdown; });
 }
 
 double Relay::uniform() {
@@ -122,8 +137,11 @@ bool Relay::may_serve() {
         const int index = find_database(MyDatabaseId, false);
         return index >= 0 && pg_atomic_read_u32(&shared()->databases[index].poked) != 0;
     }();
-    if (routes_generation_ == store::routes_generation() && !poked)
+    if (routes_generation_ == store::routes_generation() && !poked) {
+        if (lists_changed())
+            place_lanes();
         return true;
+    }
     return refresh_routes() || !give_up_slot();
 }
 
@@ -194,18 +212,19 @@ void Relay::warn_foreign(const store::Route &route) {
 
 /// Makes work_ and the lanes follow the routes.
 void Relay::adopt_routes(std::vector<store::Route> routes) {
-    std::map<std::string, LaneWork> next;
+    std::map<std::string, std::shared_ptr<RouteWork>> next;
     for (store::Route &route : routes) {
-        const auto known = work_.find(route.name);
-        LaneWork work;
-        if (known != work_.end() && known->second.route.version == route.version)
-            work = std::move(known->second);
-        work.route = std::move(route);
-        place_lane(work);
-        if (work.lane >= 0)
-            next.emplace(work.route.name, std::move(work));
+        const auto known = routes_.find(route.name);
+        if (known != routes_.end() && known->second->route.version == route.version) {
+            next.insert(*known);
+            continue;
+        }
+        const auto work = std::make_shared<RouteWork>();
+        work->route = std::move(route);
+        next.emplace(work->route.name, work);
     }
-    work_ = std::move(next);
+    routes_ = std::move(next);
+    place_lanes();
     LockedLanes locked(LW_EXCLUSIVE);
     const int index = find_database(MyDatabaseId, true);
     if (index < 0)
@@ -219,36 +238,127 @@ void Relay::adopt_routes(std::vector<store::Route> routes) {
     database.failures = 0;
 }
 
-/// Finds or makes the route's lane; a changed route starts afresh.
-void Relay::place_lane(LaneWork &work) {
-    const LaneKey key = lane_key(MyDatabaseId, work.route.name, std::nullopt);
-    bool warn = false;
+/// True when the tenants of a route changed since place_lanes().
+bool Relay::lists_changed() {
+    LockedLanes locked(LW_SHARED);
+    const int index = find_database(MyDatabaseId, false);
+    return index >= 0 && pg_atomic_read_u32(&shared()->databases[index].lists) != lists_;
+}
+
+/// Makes work_ follow the routes and their tenants; a lane whose route is the same keeps its connections.
+void Relay::place_lanes() {
     {
         LockedLanes locked(LW_EXCLUSIVE);
-        work.lane = make_lane(key);
-        if (work.lane < 0) {
-            const int index = find_database(MyDatabaseId, true);
-            warn = index >= 0 && !shared()->databases[index].overflow_warned;
-            if (warn)
-                shared()->databases[index].overflow_warned = true;
-        } else {
-            Lane &lane = lane_at(work.lane);
-            if (lane.route_version != work.route.version) {
-                lane.route_version = work.route.version;
-                ++lane.generation;
-                lane.health = core::LaneHealth();
-                lane.state = LaneState::due;
-                lane.due_us = 0;
-                lane.hold_until_us = 0;
-            }
-            work.generation = lane.generation;
-        }
+        const int index = find_database(MyDatabaseId, true);
+        if (index >= 0)
+            lists_ = pg_atomic_read_u32(&shared()->databases[index].lists);
     }
-    if (warn)
-        pg::report_at(WARNING,
-                      {ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
-                       "route \"" + work.route.name + "\" has no lane: outbox_relay.max_lanes is used up", "",
-                       "Raise outbox_relay.max_lanes and restart the server."});
+    decltype(work_) next;
+    const auto add = [&](const std::shared_ptr<RouteWork> &route, const std::optional<core::Uuid> &tenant) {
+        const std::pair key(route->route.name, tenant);
+        const auto known = work_.find(key);
+        LaneWork work;
+        if (known != work_.end() && known->second.of == route)
+            work = std::move(known->second);
+        work.of = route;
+        work.tenant = tenant;
+        place_lane(work);
+        next.emplace(key, std::move(work));
+    };
+    for (const auto &[name, route] : routes_) {
+        add(route, std::nullopt);
+        for (const core::Uuid &tenant : tenants_of(*route))
+            add(route, tenant);
+    }
+    work_ = std::move(next);
+}
+
+/// The route's tenants: by this worker's own list when it is the latest, else those that have a lane.
+std::vector<core::Uuid> Relay::tenants_of(const RouteWork &route) const {
+    std::vector<core::Uuid> tenants;
+    if (!route.route.has_tenants())
+        return tenants;
+    tenants.reserve(static_cast<std::size_t>(shared()->max_lanes));
+    LockedLanes locked(LW_SHARED);
+    const int lister = find_lane(lane_key(MyDatabaseId, route.route.name, std::nullopt));
+    if (lister >= 0 && route.listing != 0 && lane_at(lister).listing == route.listing)
+        return route.tenants;
+    for (int i = 0; i < shared()->max_lanes; ++i) {
+        const Lane &lane = lane_at(i);
+        if (!lane.used || !lane.listed || lane.key.database != MyDatabaseId ||
+            route.route.name != lane.key.route)
+            continue;
+        if (const std::optional<core::Uuid> tenant = worker::tenant_of(lane.key))
+            tenants.push_back(*tenant);
+    }
+    return tenants;
+}
+
+/// Under the lock: the lane has a slot; a changed route starts afresh.
+void Relay::attach(LaneWork &work, int index) {
+    Lane &lane = lane_at(index);
+    lane.listed = work.tenant.has_value();
+    if (lane.route_version != work.route().version) {
+        lane.route_version = work.route().version;
+        ++lane.generation;
+        lane.health = core::LaneHealth();
+        lane.state = LaneState::due;
+        lane.due_us = 0;
+        lane.hold_until_us = 0;
+    }
+    work.lane = index;
+    work.generation = lane.generation;
+}
+
+/// Finds or makes the lane's slot; without one it takes turns (has_lane(), take_due()).
+void Relay::place_lane(LaneWork &work) {
+    const LaneKey key = lane_key(MyDatabaseId, work.route().name, work.tenant);
+    bool overflow = false;
+    {
+        LockedLanes locked(LW_EXCLUSIVE);
+        const int index = make_lane(key);
+        overflow = index < 0;
+        work.lane = -1;
+        if (!overflow)
+            attach(work, index);
+    }
+    if (overflow)
+        warn_overflow(work);
+}
+
+/// Once for each database.
+void Relay::warn_overflow(const LaneWork &work) {
+    {
+        LockedLanes locked(LW_EXCLUSIVE);
+        const int index = find_database(MyDatabaseId, true);
+        if (index < 0 || shared()->databases[index].overflow_warned)
+            return;
+        shared()->databases[index].overflow_warned = true;
+    }
+    pg::report_at(WARNING,
+                  {ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
+                   work.name() + " has no lane of its own: outbox_relay.max_lanes is used up",
+                   "It and others take turns in the places of idle lanes; their commits do not wake them.",
+                   "Raise outbox_relay.max_lanes and restart the server."});
+}
+
+/// Under the lock: whether the lane has its slot, which another may have taken, or been given, meanwhile.
+bool Relay::has_lane(LaneWork &work, std::int64_t now_us) {
+    if (work.lane >= 0 && lane_at(work.lane).used && lane_at(work.lane).generation == work.generation)
+        return true;
+    const int index = find_lane(lane_key(MyDatabaseId, work.route().name, work.tenant));
+    if (index >= 0) {
+        // With another version of the route: we are about to learn of it.
+        if (lane_at(index).route_version != work.route().version)
+            return false;
+        attach(work, index);
+        return true;
+    }
+    if (work.lane >= 0) {
+        work.lane = -1;
+        work.due_us = now_us + store::effective(work.route()).interval_ms * 1000;
+    }
+    return false;
 }
 
 /// Leaves the slot, unless outbox_route changed in between: then the launcher, who saw us running, has
@@ -270,20 +380,30 @@ LaneWork *Relay::take_due(std::int64_t &next_due_us) {
     std::int64_t best_due_us = 0;
     LockedLanes locked(LW_EXCLUSIVE);
     for (auto &[name, work] : work_) {
-        const Lane &lane = lane_at(work.lane);
-        if (!lane.used || lane.holder >= 0 || lane.generation != work.generation)
+        std::int64_t due_us = work.due_us;
+        if (has_lane(work, now_us)) {
+            const Lane &lane = lane_at(work.lane);
+            if (lane.holder >= 0)
+                continue;
+            due_us = due_of(lane);
+        } else if (work.lane >= 0) {
             continue;
-        const auto wake_us =
-            static_cast<std::int64_t>(pg_atomic_read_u64(const_cast<pg_atomic_uint64 *>(&lane.wake_us)));
-        std::int64_t due_us = lane.due_us;
-        if (wake_us > 0)
-            due_us = std::min(due_us, std::max(wake_us, lane.hold_until_us));
+        }
         if (due_us > now_us) {
             next_due_us = std::min(next_due_us, due_us);
         } else if (best == nullptr || due_us < best_due_us) {
             best = &work;
             best_due_us = due_us;
         }
+    }
+    if (best != nullptr && best->lane < 0) {
+        const int index = seize_lane(lane_key(MyDatabaseId, best->route().name, best->tenant), best_due_us);
+        if (index < 0) {
+            // All others are more overdue, held or in trouble.
+            best->due_us = now_us + kLookEvery_us;
+            return nullptr;
+        }
+        attach(*best, index);
     }
     if (best != nullptr) {
         lane_at(best->lane).holder = slot_index_;
@@ -297,6 +417,8 @@ void Relay::sleep_until(std::int64_t due_us) {
     show_phase(slot_, Phase::idle);
     (void)pg_atomic_exchange_u32(&slot_.waiting, 1);
     for (const auto &[name, work] : work_) {
+        if (work.lane < 0)
+            continue;
         const Lane &lane = lane_at(work.lane);
         if (lane.holder < 0 && pg_atomic_read_u64(const_cast<pg_atomic_uint64 *>(&lane.wake_us)) != 0 &&
             lane.hold_until_us <= pg::monotonic_us())
@@ -329,9 +451,9 @@ void Relay::serve_signals() {
 /// A lane's turn: passes in a row while they come back full.
 void Relay::tick(LaneWork &work) {
     core::NextTurn next;
-    const int batches = settings::parameters.max_batches_per_tick;
+    const int batches = work.lists_tenants() ? 1 : settings::parameters.max_batches_per_tick;
     for (int batch = 0; batch < batches; ++batch) {
-        next = pass(work, batch == 0);
+        next = work.lists_tenants() ? list_tenants(work) : pass(work, batch == 0);
         if (next.state != core::NextTurn::State::due || signals.terminate || ConfigReloadPending ||
             routes_generation_ != store::routes_generation())
             break;
@@ -340,20 +462,26 @@ void Relay::tick(LaneWork &work) {
     pg::guard([] { pgstat_report_stat(false); });
 }
 
-/// A lane that is to be drained and that nobody has drained or holds, held from now on.
+/// A lane that is to be drained and that nobody has drained or holds, tenants in the order of their list,
+/// held from now on.
 LaneWork *Relay::take_to_drain() {
     LockedLanes locked(LW_EXCLUSIVE);
+    LaneWork *first = nullptr;
     for (auto &[name, work] : work_) {
-        Lane &lane = lane_at(work.lane);
-        if (!work.route.drain_on_shutdown || lane.drained || !lane.used || lane.holder >= 0 ||
-            lane.generation != work.generation)
+        if (!work.route().drain_on_shutdown || work.lists_tenants() || work.lane < 0)
             continue;
-        lane.drained = true;
-        lane.holder = slot_index_;
-        slot_.lane = work.lane;
-        return &work;
+        const Lane &lane = lane_at(work.lane);
+        if (lane.drained || !lane.used || lane.holder >= 0 || lane.generation != work.generation)
+            continue;
+        if (first == nullptr || lane.ordinal < lane_at(first->lane).ordinal)
+            first = &work;
     }
-    return nullptr;
+    if (first == nullptr)
+        return nullptr;
+    lane_at(first->lane).drained = true;
+    lane_at(first->lane).holder = slot_index_;
+    slot_.lane = first->lane;
+    return first;
 }
 
 void Relay::drain() {
@@ -385,29 +513,128 @@ void Relay::drain(LaneWork &work) {
     release(work, next);
 }
 
+/// The turn of a route's lane that lists its tenants. When it fails, the last list stays.
+core::NextTurn Relay::list_tenants(LaneWork &work) {
+    Lane &lane = lane_at(work.lane);
+    (void)pg_atomic_exchange_u64(&lane.wake_us, 0);
+    const store::Effective settings = store::effective(work.route());
+    lane.policy = policy_of(settings);
+    const std::int64_t started_us = pg::monotonic_us();
+    show_phase(slot_, Phase::claim);
+    try {
+        signals.may_die = drains() ? 0 : 1;
+        std::vector<core::Uuid> tenants = store::list_tenants(work.route(), settings);
+        signals.may_die = 0;
+        follow_tenants(work, std::move(tenants));
+        return committed(work, settings, core::PassResult(), started_us);
+    } catch (const pg::Error &error) {
+        signals.may_die = 0;
+        pg::abort_transaction();
+        return failed(work, settings, error, started_us);
+    }
+}
+
+/// Makes lanes of the tenants that are new and takes those away that are listed no more: a lane that is held
+/// or remembers rows is only not served any more. place_lanes() follows, here and in the other workers.
+void Relay::follow_tenants(LaneWork &work, std::vector<core::Uuid> tenants) {
+    RouteWork &route = *work.of;
+    bool changed = tenants != route.tenants;
+    route.tenants = std::move(tenants);
+    const std::set<core::Uuid> listed(route.tenants.begin(), route.tenants.end());
+    const std::int64_t now_us = pg::monotonic_us();
+    LockedLanes locked(LW_EXCLUSIVE);
+    for (int i = 0; i < shared()->max_lanes; ++i) {
+        Lane &lane = lane_at(i);
+        if (!lane.used || lane.key.database != MyDatabaseId || route.route.name != lane.key.route)
+            continue;
+        const std::optional<core::Uuid> tenant = tenant_of(lane.key);
+        if (!tenant || listed.contains(*tenant))
+            continue;
+        changed = changed || lane.listed;
+        lane.listed = false;
+        if (lane.holder < 0 && lane.remembered_rows == 0)
+            drop_lane(i);
+    }
+    std::uint32_t ordinal = 0;
+    bool full = false;
+    for (const core::Uuid &tenant : route.tenants) {
+        const LaneKey key = lane_key(MyDatabaseId, route.route.name, tenant);
+        const int known = find_lane(key);
+        const int index = known >= 0 || full ? known : make_lane(key);
+        full = full || index < 0;
+        if (index >= 0) {
+            Lane &lane = lane_at(index);
+            changed = changed || !lane.listed;
+            lane.listed = true;
+            lane.ordinal = ordinal;
+            // New ones have their first turn in the order of the list.
+            if (known < 0) {
+                lane.route_version = route.route.version;
+                lane.due_us = now_us + ordinal;
+            }
+        }
+        ++ordinal;
+    }
+    route.listing = ++lane_at(work.lane).listing;
+    const int index = find_database(MyDatabaseId, true);
+    if (changed && index >= 0)
+        (void)pg_atomic_fetch_add_u32(&shared()->databases[index].lists, 1);
+}
+
+/// The statements of the lane's table: of the route's, or of the lane's own.
+store::OutboxPlans &Relay::plans_of(LaneWork &work) {
+    if (store::tenant_filter(work.route()) != store::TenantFilter::table)
+        return work.of->plans;
+    if (!work.plans) {
+        forget_least_used();
+        work.plans = std::make_unique<store::OutboxPlans>();
+    }
+    return *work.plans;
+}
+
+/// Makes place for one more lane with connections or statements of its own: a worker's memory does not grow
+/// with the number of tenants.
+void Relay::forget_least_used() {
+    std::size_t kept = 0;
+    LaneWork *least = nullptr;
+    for (auto &[name, work] : work_) {
+        if (!work.transport && !work.plans)
+            continue;
+        ++kept;
+        if (work.lane != slot_.lane && (least == nullptr || work.used_us < least->used_us))
+            least = &work;
+    }
+    if (kept < kMostKept || least == nullptr)
+        return;
+    least->transport.reset();
+    least->plans.reset();
+}
+
 core::NextTurn Relay::pass(LaneWork &work, bool first_of_tick) {
     Lane &lane = lane_at(work.lane);
     // Rows that commit from here on wake the lane again; those before are seen by the claim.
     (void)pg_atomic_exchange_u64(&lane.wake_us, 0);
     const std::uint32_t turn = lane.turns++;
-    store::Effective settings = store::effective(work.route);
+    work.used_us = pg::monotonic_us();
+    store::Effective settings = store::effective(work.route());
     settings.concurrency = std::min(settings.concurrency, most_requests_in_flight());
     lane.policy = policy_of(settings);
     if (is_draining())
         keep_time_to_commit(settings);
     const std::int64_t started_us = pg::monotonic_us();
     try {
-        WorkerHost host(slot_, lane, work.route.drain_on_shutdown);
+        WorkerHost host(slot_, lane, work.route().drain_on_shutdown);
         LaneMemory memory(work.lane);
-        const std::unique_ptr<store::OutboxStore> store = store::make_outbox_store(
-            work.route, settings, work.plans, host, memory, store::Frame::own, turn % 2 == 0);
+        const std::unique_ptr<store::OutboxStore> store =
+            store::make_outbox_store(work.route(), work.tenant, settings, plans_of(work), host, memory,
+                                     store::Frame::own, turn % 2 == 0);
         const core::PassSettings pass = pass_settings(work, settings, first_of_tick);
         // Who is to drain finishes a statement first: eviction still takes no longer than its limit.
         signals.may_die = is_draining() || drains() ? 0 : 1;
         const core::PassResult result = publish(work, settings, pass, *store, host);
         signals.may_die = 0;
         for (const std::string &id : store->newly_aside())
-            log_line("route \"" + work.route.name + "\" sets row " + id + " of " + work.route.relation +
+            log_line(work.name() + " sets row " + id + " of " + store->table() +
                      " aside: it can't be settled, others can: " + store::from_utf8(lane.last_error));
         return committed(work, settings, result, started_us);
     } catch (const pg::Error &error) {
@@ -420,7 +647,7 @@ core::NextTurn Relay::pass(LaneWork &work, bool first_of_tick) {
 core::PassResult Relay::publish(LaneWork &work, const store::Effective &settings,
                                 const core::PassSettings &pass, core::Store &store, WorkerHost &host) {
     ServerClock clock;
-    if (!work.route.target_function.empty())
+    if (!work.route().target_function.empty())
         return core::run_local_pass(pass, store, clock, host);
     http::CurlTransport &transport = transport_of(work, settings);
     make_room(work, settings.concurrency);
@@ -432,7 +659,7 @@ core::PassResult Relay::publish(LaneWork &work, const store::Effective &settings
 core::PassSettings Relay::pass_settings(const LaneWork &work, const store::Effective &settings,
                                         bool first_of_tick) {
     const Lane &lane = lane_at(work.lane);
-    core::PassSettings pass = worker::pass_settings(work.route, settings, database_);
+    core::PassSettings pass = worker::pass_settings(work.route(), settings, database_);
     const bool breaker_open =
         settings.breaker_threshold > 0 && lane.health.publish_failures >= settings.breaker_threshold;
     pass.max_claim_rows =
@@ -462,9 +689,11 @@ void Relay::make_room(const LaneWork &work, std::int64_t connections) {
 
 http::CurlTransport &Relay::transport_of(LaneWork &work, const store::Effective &settings) {
     if (!work.transport || work.transport_connections != settings.concurrency) {
+        if (!work.transport)
+            forget_least_used();
         http::TransportSettings transport;
         transport.max_connections = static_cast<int>(settings.concurrency);
-        transport.ca_file = work.route.ca_file;
+        transport.ca_file = work.route().ca_file;
         work.transport = std::make_unique<http::CurlTransport>(transport);
         work.transport_connections = settings.concurrency;
     }
@@ -514,15 +743,15 @@ core::NextTurn Relay::committed(LaneWork &work, const store::Effective &settings
             copy_text(lane.last_error, sizeof(lane.last_error), result.error);
             lane.last_error_at = now;
         } else if (result.published > 0 || result.claimed == 0) {
-            recovered = result.published > 0 && lane.error_class[0] != '\0';
+            recovered = (result.published > 0 || work.lists_tenants()) && lane.error_class[0] != '\0';
             if (recovered)
                 lane.error_class[0] = '\0';
         }
     }
     if (new_trouble)
-        log_line("route \"" + work.route.name + "\": " + store::from_utf8(loggable(result)));
+        log_line(work.name() + ": " + store::from_utf8(loggable(result)));
     if (recovered)
-        log_line("route \"" + work.route.name + "\" relays again");
+        log_line(work.name() + " relays again");
     return next;
 }
 
@@ -546,7 +775,7 @@ core::NextTurn Relay::failed(LaneWork &work, const store::Effective &settings, c
         pg_atomic_write_u32(&lane.in_flight, 0);
     }
     if (new_trouble)
-        pg::log_error(error, "a pass of route \"" + work.route.name + "\" failed");
+        pg::log_error(error, "a pass of " + work.name() + " failed");
     return next;
 }
 
@@ -560,6 +789,7 @@ void Relay::release(LaneWork &work, const core::NextTurn &next) {
         lane.state = kStates[static_cast<int>(next.state)];
         lane.due_us = pg::monotonic_us() + next.wait_us;
         lane.hold_until_us = next.holds_against_wakes ? lane.due_us : 0;
+        work.due_us = lane.due_us;
     }
     lane.holder = -1;
     slot_.lane = -1;

@@ -16,14 +16,31 @@
 
 namespace outbox_relay::worker {
 
-/// What a worker keeps of a route between its passes: the parsed row, connections, statements.
-struct LaneWork {
+/// What a worker keeps of a route between its passes, for all its lanes.
+struct RouteWork {
     store::Route route;
-    int lane = -1;
+    store::OutboxPlans plans;        ///< statements, where all lanes have one table
+    std::vector<core::Uuid> tenants; ///< as this worker listed them
+    std::uint32_t listing = 0; ///< the list's number; when another worker made a later one, its lanes count
+};
+
+/// What a worker keeps of a lane: connections, and statements on a table of the lane's own. The lane without
+/// a tenant of a route with tenants lists these instead of relaying.
+struct LaneWork {
+    std::shared_ptr<RouteWork> of;
+    std::optional<core::Uuid> tenant;
+    int lane = -1; ///< -1: has no slot now, and takes its turn in another's
     std::uint32_t generation = 0;
+    std::int64_t due_us = 0; ///< without a slot
+    std::int64_t used_us = 0;
     std::unique_ptr<http::CurlTransport> transport;
     std::int64_t transport_connections = 0;
-    store::OutboxPlans plans;
+    std::unique_ptr<store::OutboxPlans> plans;
+
+    const store::Route &route() const { return of->route; }
+    bool lists_tenants() const { return route().has_tenants() && !tenant; }
+    /// As messages call it.
+    std::string name() const;
 };
 
 /// A relay worker of one database: takes the most overdue due lane, runs its tick, sleeps when none
@@ -50,7 +67,13 @@ class Relay {
     bool refresh_routes();
     bool give_up_slot();
     void adopt_routes(std::vector<store::Route> routes);
+    bool lists_changed();
+    void place_lanes();
+    std::vector<core::Uuid> tenants_of(const RouteWork &route) const;
     void place_lane(LaneWork &work);
+    void warn_overflow(const LaneWork &work);
+    void attach(LaneWork &work, int index);
+    bool has_lane(LaneWork &work, std::int64_t now_us);
     void warn_foreign(const store::Route &route);
 
     LaneWork *take_due(std::int64_t &next_due_us);
@@ -58,12 +81,16 @@ class Relay {
     void tick(LaneWork &work);
     LaneWork *take_to_drain();
     void drain(LaneWork &work);
+    core::NextTurn list_tenants(LaneWork &work);
+    void follow_tenants(LaneWork &work, std::vector<core::Uuid> tenants);
     core::NextTurn pass(LaneWork &work, bool first_of_tick);
+    store::OutboxPlans &plans_of(LaneWork &work);
     core::PassResult publish(LaneWork &work, const store::Effective &settings, const core::PassSettings &pass,
                              core::Store &store, WorkerHost &host);
     core::PassSettings pass_settings(const LaneWork &work, const store::Effective &settings,
                                      bool first_of_tick);
     void make_room(const LaneWork &work, std::int64_t connections);
+    void forget_least_used();
     http::CurlTransport &transport_of(LaneWork &work, const store::Effective &settings);
     core::NextTurn committed(LaneWork &work, const store::Effective &settings, const core::PassResult &result,
                              std::int64_t started_us);
@@ -78,7 +105,9 @@ class Relay {
     std::mt19937_64 random_;
     const std::uint32_t idle_event_;
     const std::uint32_t publish_event_;
-    std::map<std::string, LaneWork> work_;
+    std::map<std::string, std::shared_ptr<RouteWork>> routes_;
+    std::map<std::pair<std::string, std::optional<core::Uuid>>, LaneWork> work_;
+    std::uint32_t lists_ = 0;                            ///< as of place_lanes()
     std::optional<std::uint64_t> configured_parameters_; ///< as of the first look
     std::string database_;                               ///< its name, as of the last look at the routes
     std::vector<std::string> warned_foreign_;

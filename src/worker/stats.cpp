@@ -20,14 +20,6 @@ TimestampTz wall_of(std::int64_t monotonic_us, std::int64_t now_us, TimestampTz 
     return monotonic_us == 0 ? 0 : now + (monotonic_us - now_us);
 }
 
-std::optional<core::Uuid> tenant_of(const LaneKey &key) {
-    if (key.has_tenant == 0)
-        return std::nullopt;
-    core::Uuid tenant;
-    std::memcpy(tenant.bytes.data(), key.tenant, tenant.bytes.size());
-    return tenant;
-}
-
 const char *state_of(const Lane &lane, std::int64_t now_us) {
     if (lane.holder >= 0)
         return "running";

@@ -121,6 +121,13 @@ void wake_at_commit(const std::string &route, const std::optional<core::Uuid> &t
         at_commit.lanes[at_commit.count++] = {index, lane_at(index).generation};
 }
 
+void wake_all_at_commit() {
+    if (shared() == nullptr)
+        return;
+    listen();
+    at_commit.every_lane = true;
+}
+
 void poke_at_commit() {
     if (shared() == nullptr)
         return;

@@ -119,6 +119,7 @@ sub make_outbox
     $index->('available_at, created_at') if $opts{indexes} // 1;
     $index->('available_at, hlc, created_at, id') if $opts{hlc};
     $index->('ordering_key, created_at, id') if $opts{fifo};
+    $index->($opts{hlc} ? 'tenant_id, available_at, hlc, created_at, id' : 'tenant_id, available_at, created_at') if $opts{tenants};
     push @sql, "ALTER TABLE $relation OWNER TO $opts{owner}" if $opts{owner};
     $node->safe_psql($db, join(";\n", @sql));
     return;
