@@ -43,6 +43,10 @@ std::string update_sql(const std::string &relation);
 /// one: a live pass's; with a tenant filter $4 the tenant. Gives their new ctids.
 std::string reclaim_sql(const std::string &relation, TenantFilter tenant);
 
+/// Whether rows are fresh or in processing, and when the first parked one is ripe: $1 route, with a tenant
+/// filter $2 the tenant. Looks only: nothing is locked.
+std::string look_sql(const std::string &relation, const ClaimShape &shape);
+
 // Retain storage in transactions of its own. Rows are named by id and by the processing_at that their claim
 // wrote, and touched only while they still have both.
 

@@ -126,9 +126,11 @@ void show_phase(WorkerSlot &slot, Phase phase) {
 }
 
 void VisibleWaits::poll(int max_wait_ms, std::vector<core::Reply> &replies) {
+    if (transport_ == nullptr)
+        return;
     pgstat_report_wait_start(wait_event_);
     try {
-        transport_.poll(max_wait_ms, replies);
+        transport_->poll(max_wait_ms, replies);
     } catch (...) {
         pgstat_report_wait_end();
         throw;

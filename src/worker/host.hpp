@@ -2,6 +2,7 @@
 
 #include <csignal>
 #include <cstdint>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -68,21 +69,28 @@ class WorkerHost : public core::PassHost {
     bool leaving_ = false;
 };
 
-/// A transport whose waits for the network show in pg_stat_activity, as `wait_event`.
+/// A transport that is there from its first request on, and whose waits for the network show in
+/// pg_stat_activity, as `wait_event`.
 class VisibleWaits final : public core::Transport {
   public:
-    VisibleWaits(core::Transport &transport, std::uint32_t wait_event)
-        : transport_(transport), wait_event_(wait_event) {}
+    VisibleWaits(std::function<core::Transport &()> make, std::uint32_t wait_event)
+        : make_(std::move(make)), wait_event_(wait_event) {}
 
     void start(std::uint64_t ticket, core::Request request, const core::RequestLimits &limits) override {
-        transport_.start(ticket, std::move(request), limits);
+        if (transport_ == nullptr)
+            transport_ = &make_();
+        transport_->start(ticket, std::move(request), limits);
     }
     void poll(int max_wait_ms, std::vector<core::Reply> &replies) override;
-    void cancel(std::vector<core::Reply> &replies) override { transport_.cancel(replies); }
-    std::size_t in_flight() const override { return transport_.in_flight(); }
+    void cancel(std::vector<core::Reply> &replies) override {
+        if (transport_ != nullptr)
+            transport_->cancel(replies);
+    }
+    std::size_t in_flight() const override { return transport_ == nullptr ? 0 : transport_->in_flight(); }
 
   private:
-    core::Transport &transport_;
+    const std::function<core::Transport &()> make_;
+    core::Transport *transport_ = nullptr;
     const std::uint32_t wait_event_;
 };
 

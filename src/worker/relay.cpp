@@ -38,6 +38,13 @@ constexpr std::int64_t kLookEvery_us = 500'000;
 constexpr std::int64_t kIdleConnections_ms = 15'000;
 /// Lanes whose connections and own statements a worker keeps.
 constexpr std::size_t kMostKept = 64;
+/// With more lanes than this an idle one is looked at, some together, before a pass of its own is worth it:
+/// it costs a tenth.
+constexpr std::size_t kManyLanes = 32;
+/// A lane's every so manieth turn is a pass in any case: it sees what looking does not, such as a table that
+/// is another one now.
+constexpr std::uint32_t kPassEvery = 60;
+constexpr std::size_t kMostLooks = 256;
 
 std::uint64_t seed() {
     std::uint64_t value = 0;
@@ -60,6 +67,18 @@ std::int64_t due_of(const Lane &lane) {
     const auto wake_us =
         static_cast<std::int64_t>(pg_atomic_read_u64(const_cast<pg_atomic_uint64 *>(&lane.wake_us)));
     return wake_us == 0 ? lane.due_us : std::min(lane.due_us, std::max(wake_us, lane.hold_until_us));
+}
+
+/// A lane whose last pass failed, was refused, or met failed publishes.
+bool in_trouble(const Lane &lane) {
+    return lane.health.failures > 0 || lane.health.publish_failures > 0;
+}
+
+/// Between the first turns of lanes of which there are so many: within an interval they have all had theirs.
+std::int64_t spacing_us(const store::Route &route, std::size_t lanes) {
+    const std::int64_t interval_us = store::effective(route).interval_ms * 1000;
+    return std::min<std::int64_t>(2000,
+                                  interval_us / static_cast<std::int64_t>(std::max<std::size_t>(lanes, 1)));
 }
 
 void log_line(const std::string &message) {
@@ -107,7 +126,11 @@ bool Relay::turn() {
     if (!may_serve())
         return false;
     std::int64_t next_due_us = 0;
-    if (LaneWork *work = take_due(next_due_us)) {
+    bool look = false;
+    LaneWork *work = take_due(next_due_us, look);
+    if (look) {
+        look_at_idle();
+    } else if (work != nullptr) {
         tick(*work);
         serve_signals();
     } else {
@@ -271,6 +294,22 @@ void Relay::place_lanes() {
             add(route, tenant);
     }
     work_ = std::move(next);
+    spread();
+}
+
+/// Lanes that would all be due at once, after a start or a change of many routes, take their first turns one
+/// after another (bugreports.md B-20).
+void Relay::spread() {
+    const std::int64_t now_us = pg::monotonic_us();
+    std::int64_t delay_us = 0;
+    LockedLanes locked(LW_EXCLUSIVE);
+    for (auto &[name, work] : work_) {
+        std::int64_t &due_us = work.lane < 0 ? work.due_us : lane_at(work.lane).due_us;
+        if (due_us != 0)
+            continue;
+        due_us = now_us + delay_us;
+        delay_us += spacing_us(work.route(), work_.size());
+    }
 }
 
 /// The route's tenants: by this worker's own list when it is the latest, else those that have a lane.
@@ -372,18 +411,35 @@ bool Relay::give_up_slot() {
     return true;
 }
 
+/// Under the lock: whether all workers but one run lanes that are in trouble. Their endpoints may take a
+/// whole deadline to fail again, and somebody has to be there for the others.
+bool Relay::too_many_in_trouble() const {
+    int workers = 0;
+    int troubled = 0;
+    for (int i = 0; i < shared()->max_workers; ++i) {
+        const WorkerSlot &worker = worker_at(i);
+        if (!worker.used || worker.pid == 0 || worker.database != MyDatabaseId)
+            continue;
+        ++workers;
+        troubled += worker.lane >= 0 && in_trouble(lane_at(worker.lane)) ? 1 : 0;
+    }
+    return workers > 1 && troubled >= workers - 1;
+}
+
 /// The most overdue due lane, held from now on; nullptr and the time of the next one otherwise.
-LaneWork *Relay::take_due(std::int64_t &next_due_us) {
+/// `look`: it is enough to look at it, which others that are idle share.
+LaneWork *Relay::take_due(std::int64_t &next_due_us, bool &look) {
     const std::int64_t now_us = pg::monotonic_us();
     next_due_us = now_us + kLookEvery_us;
     LaneWork *best = nullptr;
     std::int64_t best_due_us = 0;
     LockedLanes locked(LW_EXCLUSIVE);
+    const bool spares_trouble = too_many_in_trouble();
     for (auto &[name, work] : work_) {
         std::int64_t due_us = work.due_us;
         if (has_lane(work, now_us)) {
             const Lane &lane = lane_at(work.lane);
-            if (lane.holder >= 0)
+            if (lane.holder >= 0 || (spares_trouble && in_trouble(lane)))
                 continue;
             due_us = due_of(lane);
         } else if (work.lane >= 0) {
@@ -396,6 +452,9 @@ LaneWork *Relay::take_due(std::int64_t &next_due_us) {
             best_due_us = due_us;
         }
     }
+    look = best != nullptr && best->lane >= 0 && work_.size() > kManyLanes && may_look(*best);
+    if (look)
+        return nullptr;
     if (best != nullptr && best->lane < 0) {
         const int index = seize_lane(lane_key(MyDatabaseId, best->route().name, best->tenant), best_due_us);
         if (index < 0) {
@@ -410,6 +469,97 @@ LaneWork *Relay::take_due(std::int64_t &next_due_us) {
         slot_.lane = best->lane;
     }
     return best;
+}
+
+/// Under the lock: a healthy idle lane that nobody woke, and that was not only looked at too often in a row.
+bool Relay::may_look(const LaneWork &work) {
+    const Lane &lane = lane_at(work.lane);
+    return lane.state == LaneState::idle && lane.holder < 0 && lane.last_pass_at != 0 && !in_trouble(lane) &&
+           lane.remembered_rows == 0 && work.looks < kPassEvery && !work.lists_tenants() &&
+           pg_atomic_read_u64(const_cast<pg_atomic_uint64 *>(&lane.wake_us)) == 0;
+}
+
+/// Those that are due, or will be within a tenth of their interval; with the turn after this one set, as if
+/// nothing were found.
+std::vector<Relay::Looked> Relay::take_to_look() {
+    const std::int64_t now_us = pg::monotonic_us();
+    std::vector<Looked> taken;
+    taken.reserve(kMostLooks);
+    LockedLanes locked(LW_EXCLUSIVE);
+    for (auto &[name, work] : work_) {
+        if (work.lane < 0 || lane_at(work.lane).due_us > now_us + kLookEvery_us || !has_lane(work, now_us) ||
+            !may_look(work))
+            continue;
+        const std::int64_t interval_us = store::effective(work.route()).interval_ms * 1000;
+        if (lane_at(work.lane).due_us > now_us + interval_us / 10)
+            continue;
+        taken.push_back({&work, work.generation, false, 0});
+        if (taken.size() == kMostLooks)
+            break;
+    }
+    for (Looked &looked : taken) {
+        const std::int64_t interval_us = store::effective(looked.work->route()).interval_ms * 1000;
+        looked.due_us = now_us + core::jittered_us(interval_us, uniform());
+        lane_at(looked.work->lane).due_us = looked.due_us;
+    }
+    return taken;
+}
+
+/// Looks whether idle lanes have rows, in one transaction; those that do are due at once, and all of them
+/// when something fails: their passes find out what.
+void Relay::look_at_idle() {
+    std::vector<Looked> lanes = take_to_look();
+    if (lanes.empty())
+        return;
+    show_phase(slot_, Phase::claim);
+    bool failed = false;
+    try {
+        signals.may_die = drains() ? 0 : 1;
+        pg::start_transaction();
+        pg::spi_connect();
+        for (Looked &looked : lanes)
+            look(looked);
+        pg::spi_finish();
+        pg::commit_transaction();
+        signals.may_die = 0;
+    } catch (const pg::Error &) {
+        signals.may_die = 0;
+        pg::abort_transaction();
+        failed = true;
+    }
+    const TimestampTz now = GetCurrentTimestamp();
+    LockedLanes locked(LW_EXCLUSIVE);
+    for (const Looked &looked : lanes) {
+        LaneWork &work = *looked.work;
+        if (work.lane < 0 || lane_at(work.lane).generation != looked.generation ||
+            lane_at(work.lane).holder >= 0)
+            continue;
+        Lane &lane = lane_at(work.lane);
+        ++work.looks;
+        work.due_us = lane.due_us = failed || looked.waits ? pg::monotonic_us() : looked.due_us;
+        if (failed || looked.waits)
+            continue;
+        ++lane.counters.passes;
+        lane.last_pass_at = now;
+        lane.last_pass_ms = 0;
+    }
+}
+
+void Relay::look(Looked &looked) {
+    LaneWork &work = *looked.work;
+    const bool own_table = store::tenant_filter(work.route()) == store::TenantFilter::table;
+    const store::Seen seen = store::look_for_rows(work.route(), work.tenant, store::effective(work.route()),
+                                                  own_table ? work.look : work.of->look);
+    if (!seen.next) {
+        looked.waits = seen.waits;
+        return;
+    }
+    // May be infinite.
+    const std::int64_t until_next_us = *seen.next - GetCurrentTimestamp();
+    const std::int64_t now_us = pg::monotonic_us();
+    looked.waits = seen.waits || until_next_us <= 0;
+    if (until_next_us < looked.due_us - now_us)
+        looked.due_us = now_us + until_next_us;
 }
 
 void Relay::sleep_until(std::int64_t due_us) {
@@ -570,7 +720,7 @@ void Relay::follow_tenants(LaneWork &work, std::vector<core::Uuid> tenants) {
             // New ones have their first turn in the order of the list.
             if (known < 0) {
                 lane.route_version = route.route.version;
-                lane.due_us = now_us + ordinal;
+                lane.due_us = now_us + ordinal * spacing_us(route.route, route.tenants.size());
             }
         }
         ++ordinal;
@@ -616,6 +766,7 @@ core::NextTurn Relay::pass(LaneWork &work, bool first_of_tick) {
     (void)pg_atomic_exchange_u64(&lane.wake_us, 0);
     const std::uint32_t turn = lane.turns++;
     work.used_us = pg::monotonic_us();
+    work.looks = 0;
     store::Effective settings = store::effective(work.route());
     settings.concurrency = std::min(settings.concurrency, most_requests_in_flight());
     lane.policy = policy_of(settings);
@@ -649,11 +800,15 @@ core::PassResult Relay::publish(LaneWork &work, const store::Effective &settings
     ServerClock clock;
     if (!work.route().target_function.empty())
         return core::run_local_pass(pass, store, clock, host);
-    http::CurlTransport &transport = transport_of(work, settings);
-    make_room(work, settings.concurrency);
+    VisibleWaits transport(
+        [&]() -> core::Transport & {
+            http::CurlTransport &made = transport_of(work, settings);
+            make_room(work, settings.concurrency);
+            return made;
+        },
+        publish_event_);
     host.watch(&transport);
-    VisibleWaits visible_transport(transport, publish_event_);
-    return core::run_pass(pass, store, visible_transport, clock, host, random_);
+    return core::run_pass(pass, store, transport, clock, host, random_);
 }
 
 core::PassSettings Relay::pass_settings(const LaneWork &work, const store::Effective &settings,
@@ -705,7 +860,7 @@ core::NextTurn Relay::committed(LaneWork &work, const store::Effective &settings
     Lane &lane = lane_at(work.lane);
     ServerClock clock;
     // Where nothing could be sent, the address may be one that the name has no more.
-    if (result.stop == core::Stop::refused)
+    if (result.stop == core::Stop::refused && work.transport)
         work.transport->drop_idle();
     const double jitter = uniform();
     const TimestampTz now = GetCurrentTimestamp();

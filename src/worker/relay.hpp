@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "http/curl_transport.hpp"
+#include "store/look.hpp"
 #include "store/outbox.hpp"
 #include "store/route.hpp"
 #include "worker/host.hpp"
@@ -19,7 +20,8 @@ namespace outbox_relay::worker {
 /// What a worker keeps of a route between its passes, for all its lanes.
 struct RouteWork {
     store::Route route;
-    store::OutboxPlans plans;        ///< statements, where all lanes have one table
+    store::OutboxPlans plans; ///< statements, where all lanes have one table
+    store::LookPlan look;
     std::vector<core::Uuid> tenants; ///< as this worker listed them
     std::uint32_t listing = 0; ///< the list's number; when another worker made a later one, its lanes count
 };
@@ -36,6 +38,8 @@ struct LaneWork {
     std::unique_ptr<http::CurlTransport> transport;
     std::int64_t transport_connections = 0;
     std::unique_ptr<store::OutboxPlans> plans;
+    store::LookPlan look;
+    std::uint32_t looks = 0; ///< since its last pass
 
     const store::Route &route() const { return of->route; }
     bool lists_tenants() const { return route().has_tenants() && !tenant; }
@@ -69,6 +73,7 @@ class Relay {
     void adopt_routes(std::vector<store::Route> routes);
     bool lists_changed();
     void place_lanes();
+    void spread();
     std::vector<core::Uuid> tenants_of(const RouteWork &route) const;
     void place_lane(LaneWork &work);
     void warn_overflow(const LaneWork &work);
@@ -76,7 +81,20 @@ class Relay {
     bool has_lane(LaneWork &work, std::int64_t now_us);
     void warn_foreign(const store::Route &route);
 
-    LaneWork *take_due(std::int64_t &next_due_us);
+    /// An idle lane that is looked at.
+    struct Looked {
+        LaneWork *work;
+        std::uint32_t generation;
+        bool waits;
+        std::int64_t due_us;
+    };
+
+    bool too_many_in_trouble() const;
+    static bool may_look(const LaneWork &work);
+    std::vector<Looked> take_to_look();
+    void look_at_idle();
+    void look(Looked &looked);
+    LaneWork *take_due(std::int64_t &next_due_us, bool &look);
     void sleep_until(std::int64_t due_us);
     void tick(LaneWork &work);
     LaneWork *take_to_drain();

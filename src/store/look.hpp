@@ -1,0 +1,35 @@
+#pragma once
+
+#include <optional>
+
+#include "core/uuid.hpp"
+#include "pg/spi.hpp"
+#include "store/route.hpp"
+
+extern "C" {
+#include "datatype/timestamp.h"
+}
+
+namespace outbox_relay::store {
+
+/// The kept statement that looks whether a table has rows for a lane; of one table under one owner.
+struct LookPlan {
+    Oid owner = InvalidOid;
+    Oid only_index = InvalidOid;
+    pg::Plan plan;
+};
+
+/// What a lane's table has for it.
+struct Seen {
+    bool waits = false;              ///< fresh rows, or rows in processing that may be stale
+    std::optional<TimestampTz> next; ///< when the first row that is parked for a retry is ripe
+};
+
+/// Looks, without a claim: three seeks, no row is locked. Runs as the route's owner, in the transaction that
+/// is open, with SPI connected. The table is the one that the route and its functions named when the
+/// statement was made: `plan` is made when it is empty. Raises what the server raises; a table that is not
+/// fit for a pass may be one of the reasons, which is for a pass to find out.
+Seen look_for_rows(const Route &route, const std::optional<core::Uuid> &tenant, const Effective &settings,
+                   LookPlan &plan);
+
+} // namespace outbox_relay::store
