@@ -6,6 +6,7 @@ use warnings;
 use FindBin;
 use lib "$FindBin::Bin/lib";
 use Test::More;
+use OutboxRelay::Endpoint;
 use OutboxRelay::Lane;
 use OutboxRelay::Node;
 
@@ -94,6 +95,29 @@ subtest 'no probe reads a published row' => sub {
     $node->safe_psql('postgres', q{SET auto_explain.log_min_duration = 0; SET auto_explain.log_nested_statements = on; BEGIN; SELECT outbox_requeue_failed('orders'); ROLLBACK});
     wait_log($node, qr/Query Text: SELECT outbox_requeue_failed/, $offset);
     unlike(log_since($node, $offset), qr/Seq Scan/, 'outbox_requeue_failed neither');
+};
+
+# The documented indexes suffice for every statement of a retain pass, the reclaim too.
+subtest 'no retain pass reads the table from end to end' => sub {
+    my $e = OutboxRelay::Endpoint->start;
+    my $own = new_node('retain_plans', preload => 'auto_explain,outbox_relay', conf => "autovacuum = off\noutbox_relay.interval = '200ms'\n");
+    make_outbox($own, 'postgres', 'app.outbox');
+    create_route($own, 'kept', 'app.outbox', $e->url, storage => 'retain', enabled => 0, reclaim_stale_after => '1 min', max_claim_rows => 40);
+    my $row = sub { my ($status, $count, $more) = @_; $own->safe_psql('postgres', "INSERT INTO app.outbox (id, outbox_route, event_id, event_type, occurred_at, payload, status, created_at, processing_at)
+        SELECT gen_random_uuid(), 'kept', gen_random_uuid(), 't', now(), '1', '$status', now(), $more FROM generate_series(1, $count)") };
+    $row->('published', 20_000, 'NULL');
+    $own->safe_psql('postgres', "ANALYZE app.outbox; UPDATE pg_class SET reltuples = 1e7 WHERE oid = 'app.outbox'::regclass");
+    $row->('pending', 100, 'NULL');
+    $row->('processing', 5, "now() - interval '1 h'");
+    $own->safe_psql('postgres', "ALTER SYSTEM SET auto_explain.log_min_duration = 0; ALTER SYSTEM SET auto_explain.log_nested_statements = on");
+    $own->safe_psql('postgres', 'SELECT pg_reload_conf()');
+    my $offset = log_offset($own);
+    $own->safe_psql('postgres', "UPDATE outbox_route SET enabled = true WHERE name = 'kept'");
+    wait_sql($own, 'postgres', "SELECT count(*) = 105 FROM app.outbox WHERE published_at IS NOT NULL");
+    my @plans = grep { /outbox_relay worker LOG:  duration/ && /app\.outbox/ } split /^(?=\d{4}-)/m, log_since($own, $offset);
+    cmp_ok(scalar @plans, '>=', 5, 'claims, marks and the reclaim were seen');
+    is(join("\n", grep { /Seq Scan|Bitmap Heap Scan/ } @plans), '', 'each by an index or by the rows\' places');
+    $own->stop;
 };
 
 # ADM-07
