@@ -41,7 +41,9 @@ extern "C" {
 static void outbox_relay_terminate(SIGNAL_ARGS) {
     const int saved = errno;
     signals.terminate = 1;
-    if (signals.may_die)
+    if (signals.in_commit)
+        end_commit_wait();
+    else if (signals.may_die)
         die(postgres_signal_arg);
     else
         SetLatch(MyLatch);
@@ -51,9 +53,15 @@ static void outbox_relay_terminate(SIGNAL_ARGS) {
 
 } // namespace
 
+void end_commit_wait() {
+    QueryCancelPending = true;
+    SetLatch(MyLatch);
+}
+
 void install_signal_handlers() {
     signals.terminate = 0;
     signals.may_die = 0;
+    signals.in_commit = 0;
     pg::compat::set_signal(SIGHUP, SignalHandlerForConfigReload);
     pg::compat::set_signal(SIGTERM, outbox_relay_terminate);
 }

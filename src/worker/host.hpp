@@ -17,12 +17,16 @@ namespace outbox_relay::worker {
 struct Signals {
     volatile std::sig_atomic_t terminate; ///< SIGTERM came: leave soon
     volatile std::sig_atomic_t may_die;   ///< SIGTERM may end the session at the next interrupt check
+    volatile std::sig_atomic_t in_commit; ///< a COMMIT has begun, and may wait for a synchronous standby
 };
 extern Signals signals;
 
 /// Installs the handlers of a relay worker: while it publishes or settles, SIGTERM only asks (the pass
 /// ends in order); in a statement before anything was sent it ends the session.
 void install_signal_handlers();
+
+/// Ends the wait of a COMMIT for synchronous standbys. Safe in a signal handler.
+void end_commit_wait();
 
 /// True while the postmaster is shutting the server down, as against a mere eviction of this process
 /// (pg_terminate_backend, DROP DATABASE).

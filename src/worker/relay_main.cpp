@@ -2,6 +2,7 @@
 /// and leaves the slot and its lane in order however it ends.
 
 #include "core/lane.hpp"
+#include "worker/commit_wait.hpp"
 #include "worker/host.hpp"
 #include "worker/lanes.hpp"
 #include "worker/relay.hpp"
@@ -97,6 +98,7 @@ void run(int index) {
     pg::guard([database] { BackgroundWorkerInitializeConnectionByOid(database, InvalidOid, 0); });
     pin_session();
     signals.may_die = 0;
+    bound_commit_wait();
     Relay relay(index);
     relay.run();
     relay.drain();
