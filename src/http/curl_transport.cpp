@@ -72,9 +72,14 @@ void CurlTransport::start(std::uint64_t ticket, core::Request request, const cor
         return;
     }
     active_.reserve(active_.size() + 1);
-    {
+    const CURLMcode code = [&] {
         const SignalBlock block;
-        check(curl_multi_add_handle(multi_.get(), transfer->handle()), "curl_multi_add_handle");
+        return curl_multi_add_handle(multi_.get(), transfer->handle());
+    }();
+    if (code != CURLM_OK) {
+        // No descriptors or no memory for one more, now: nothing was sent, and it is not the request's fault.
+        refused_.push_back(transfer->refuse(curl_multi_strerror(code), core::Failure::connect));
+        return;
     }
     transfer->slot = active_.size();
     active_.push_back(std::move(transfer));
@@ -161,10 +166,12 @@ void CurlTransport::poll(int max_wait_ms, std::vector<core::Reply> &replies) {
 }
 
 void CurlTransport::cancel(std::vector<core::Reply> &replies) {
-    if (!active_.empty())
-        perform();
-    collect(replies);
     const SignalBlock block;
+    int running = 0;
+    // What it says is of no interest any more: this is how a pass ends that something has failed in.
+    if (!active_.empty())
+        (void)curl_multi_perform(multi_.get(), &running);
+    collect(replies);
     while (!active_.empty()) {
         std::unique_ptr<Transfer> owned = deactivate(*active_.back());
         replies.push_back(owned->give_up());

@@ -215,9 +215,9 @@ core::Reply Transfer::give_up() {
     return result;
 }
 
-core::Reply Transfer::refuse(std::string problem) {
+core::Reply Transfer::refuse(std::string problem, core::Failure failure) {
     core::Reply result = reply();
-    result.failure = core::Failure::blocked;
+    result.failure = failure;
     result.detail = std::move(problem);
     release();
     return result;

@@ -50,7 +50,7 @@ class Transfer {
     core::Reply give_up();
 
     /// As finish(), for a request that never reached libcurl.
-    core::Reply refuse(std::string problem);
+    core::Reply refuse(std::string problem, core::Failure failure = core::Failure::blocked);
 
     /// A final header block arrived whole, and nothing more can change what it says: it is not a
     /// success, or the whole request was sent.

@@ -1,6 +1,7 @@
 #include "pg/error.hpp"
 
 #include <cstring>
+#include <new>
 
 #include "pg/entry.hpp"
 #include "pg/guard.hpp"
@@ -88,14 +89,28 @@ std::string Error::context() const {
     return text_or_empty(data_->context);
 }
 
-void raise(const Report &report) {
+namespace {
+
+Error error_of(const Report &report) {
     ErrorData *data = guard([&report] {
         MemoryContext old = MemoryContextSwitchTo(errors_context());
         ErrorData *built = build(report);
         MemoryContextSwitchTo(old);
         return built;
     });
-    throw Error(data, false);
+    return {data, false};
+}
+
+} // namespace
+
+void raise(const Report &report) {
+    throw error_of(report);
+}
+
+Error library_error(const std::exception &exception) {
+    if (dynamic_cast<const std::bad_alloc *>(&exception) != nullptr)
+        return error_of({ERRCODE_OUT_OF_MEMORY, "out of memory"});
+    return error_of({ERRCODE_INTERNAL_ERROR, exception.what()});
 }
 
 void report_at(int level, const Report &report) {

@@ -44,6 +44,9 @@ struct Report {
     std::string hint = {};
 };
 
+/// An exception of a library as an error of ours: 53200 for std::bad_alloc, else XX000.
+Error library_error(const std::exception &exception);
+
 /// Throws `report` as a pg::Error.
 [[noreturn]] void raise(const Report &report);
 

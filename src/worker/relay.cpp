@@ -791,6 +791,11 @@ core::NextTurn Relay::pass(LaneWork &work, bool first_of_tick) {
     } catch (const pg::Error &error) {
         signals.may_die = 0;
         return failed(work, settings, error, started_us);
+    } catch (const std::exception &error) {
+        // Of a library: no memory, no descriptors. The pass is undone; its connections are not used again.
+        signals.may_die = 0;
+        work.transport.reset();
+        return failed(work, settings, pg::library_error(error), started_us);
     }
 }
 
