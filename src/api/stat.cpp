@@ -40,8 +40,11 @@ std::vector<store::Route> watched_routes() {
     return routes;
 }
 
-/// What the route says comes first: a lane of a paused or foreign route may still show its last state.
-std::string state_of(const store::Route &route, const worker::LaneSnapshot &lane) {
+/// What the extension and the route say comes first: a lane of a paused or foreign route may still show its
+/// last state.
+std::string state_of(const store::Route &route, const worker::LaneSnapshot &lane, bool broken) {
+    if (broken)
+        return "broken";
     if (!route.enabled)
         return "paused";
     if (route.bound_to != store::current_binding())
@@ -55,13 +58,13 @@ pg::Value latency_value(const worker::Counters &counters, double quantile) {
     return us == 0 ? pg::Value() : double_value(static_cast<double>(us) / 1000.0);
 }
 
-void put_lane(Rows &rows, const store::Route &route, const worker::LaneSnapshot &lane) {
+void put_lane(Rows &rows, const store::Route &route, const worker::LaneSnapshot &lane, bool broken) {
     const worker::Counters &counters = lane.counters;
     const bool ran = lane.last_pass_at != 0;
     const pg::Value values[] = {
         text_value(route.name),
         uuid_value(lane.tenant),
-        text_value(state_of(route, lane)),
+        text_value(state_of(route, lane, broken)),
         time_value(lane.due_at),
         time_value(lane.backoff_until),
         text_or_null(lane.breaker),
@@ -99,12 +102,13 @@ void put_routes(Rows &rows) {
             std::string name = lane.route;
             lanes.emplace(std::move(name), std::move(lane));
         }
+    const bool broken = store::extension_version() != store::kLibraryVersion;
     for (const store::Route &route : watched_routes()) {
         const auto [first, last] = lanes.equal_range(route.name);
         if (first == last)
-            put_lane(rows, route, worker::LaneSnapshot{});
+            put_lane(rows, route, worker::LaneSnapshot{}, broken);
         for (auto lane = first; lane != last; ++lane)
-            put_lane(rows, route, lane->second);
+            put_lane(rows, route, lane->second, broken);
     }
 }
 

@@ -1,5 +1,6 @@
 #include "store/look.hpp"
 
+#include "store/array.hpp"
 #include "store/index.hpp"
 #include "store/outbox_sql.hpp"
 #include "store/relation.hpp"
@@ -33,29 +34,33 @@ void make(const Route &route, const std::optional<core::Uuid> &tenant, const Eff
     const ClaimShape shape{route.hlc_ordering, false, tenant_filter(route)};
     if (shape.tenant == TenantFilter::column)
         plan.only_index = tenant_index(relation, shape.hlc);
-    constexpr Oid types[] = {TEXTOID, UUIDOID};
-    plan.plan.prepare_as(context_of(settings, plan), look_sql(relation.qualified_name, shape),
-                         std::span<const Oid>(types, shape.tenant == TenantFilter::none ? 1 : 2));
+    constexpr Oid types[] = {TEXTOID, UUIDARRAYOID};
+    plan.plan.prepare_as(context_of(settings, plan), look_sql(relation.qualified_name, shape), types);
 }
 
 } // namespace
 
-Seen look_for_rows(const Route &route, const std::optional<core::Uuid> &tenant, const Effective &settings,
-                   LookPlan &plan) {
+std::vector<Seen> look_for_rows(const Route &route, std::span<const std::optional<core::Uuid>> tenants,
+                                const Effective &settings, LookPlan &plan) {
     if (plan.plan.prepared() && plan.owner != owner_of(route))
         plan = LookPlan();
     if (!plan.plan.prepared())
-        make(route, tenant, settings, plan);
-    const pg::Value values[] = {pg::Value(pg::text_datum(route.name)),
-                                tenant ? pg::Value(PointerGetDatum(tenant->bytes.data())) : pg::Value()};
-    const bool filters = tenant_filter(route) != TenantFilter::none;
+        make(route, tenants.front(), settings, plan);
+    static const core::Uuid kAny{};
+    std::vector<Datum> elements;
+    elements.reserve(tenants.size());
+    for (const std::optional<core::Uuid> &tenant : tenants)
+        elements.push_back(PointerGetDatum((tenant ? *tenant : kAny).bytes.data()));
+    const pg::Value values[] = {pg::Value(pg::text_datum(route.name)), uuid_array(elements)};
     const pg::Result result =
-        pg::execute_as(context_of(settings, plan), plan.plan,
-                       std::span<const pg::Value>(values, filters ? 2 : 1), "outbox_relay: look for rows");
-    Seen seen;
-    seen.waits = DatumGetBool(result.value(0, 1).datum);
-    if (const pg::Value next = result.value(0, 2); !next.null)
-        seen.next = DatumGetTimestampTz(next.datum);
+        pg::execute_as(context_of(settings, plan), plan.plan, values, "outbox_relay: look for rows");
+    std::vector<Seen> seen(tenants.size());
+    for (std::uint64_t i = 0; i < result.processed; ++i) {
+        Seen &one = seen.at(static_cast<std::size_t>(DatumGetInt64(result.value(i, 1).datum) - 1));
+        one.waits = DatumGetBool(result.value(i, 2).datum);
+        if (const pg::Value next = result.value(i, 3); !next.null)
+            one.next = DatumGetTimestampTz(next.datum);
+    }
     pg::guard([&result] { SPI_freetuptable(result.table); });
     return seen;
 }

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "core/uuid.hpp"
 #include "pg/spi.hpp"
@@ -25,11 +27,12 @@ struct Seen {
     std::optional<TimestampTz> next; ///< when the first row that is parked for a retry is ripe
 };
 
-/// Looks, without a claim: three seeks, no row is locked. Runs as the route's owner, in the transaction that
-/// is open, with SPI connected. The table is the one that the route and its functions named when the
-/// statement was made: `plan` is made when it is empty. Raises what the server raises; a table that is not
-/// fit for a pass may be one of the reasons, which is for a pass to find out.
-Seen look_for_rows(const Route &route, const std::optional<core::Uuid> &tenant, const Effective &settings,
-                   LookPlan &plan);
+/// Looks, without a claim, for each of the tenants: three seeks, no row is locked. Several tenants only where
+/// they share the route's table; without tenants one element that is none. Runs as the route's owner, in the
+/// transaction that is open, with SPI connected. The table is the one that the route and its functions named
+/// when the statement was made: `plan` is made when it is empty. Raises what the server raises; a table that
+/// is not fit for a pass may be one of the reasons, which is for a pass to find out.
+std::vector<Seen> look_for_rows(const Route &route, std::span<const std::optional<core::Uuid>> tenants,
+                                const Effective &settings, LookPlan &plan);
 
 } // namespace outbox_relay::store

@@ -109,12 +109,14 @@ std::string reclaim_sql(const std::string &relation, TenantFilter tenant) {
 std::string look_sql(const std::string &relation, const ClaimShape &shape) {
     const auto first = [&](const char *what, const char *status, const char *more) {
         return std::string("(SELECT ") + what + " FROM ONLY " + relation +
-               " WHERE outbox_route = $1 AND status = '" + status + "'" + tenant_clause(shape.tenant, "$2") +
-               more + " ORDER BY " + claim_order(shape) + " LIMIT 1)";
+               " AS o WHERE outbox_route = $1 AND status = '" + status + "'" +
+               tenant_clause(shape.tenant, "t.tenant") + more + " ORDER BY " + claim_order(shape) +
+               " LIMIT 1)";
     };
-    return "SELECT " + first("true", "pending", " AND available_at IS NULL") + " IS NOT NULL OR " +
+    return "SELECT t.at, " + first("true", "pending", " AND available_at IS NULL") + " IS NOT NULL OR " +
            first("true", "processing", "") + " IS NOT NULL, " +
-           first("available_at", "pending", " AND available_at IS NOT NULL");
+           first("available_at", "pending", " AND available_at IS NOT NULL") +
+           " FROM unnest($2::pg_catalog.uuid[]) WITH ORDINALITY AS t(tenant, at)";
 }
 
 namespace {

@@ -43,8 +43,9 @@ std::string update_sql(const std::string &relation);
 /// one: a live pass's; with a tenant filter $4 the tenant. Gives their new ctids.
 std::string reclaim_sql(const std::string &relation, TenantFilter tenant);
 
-/// Whether rows are fresh or in processing, and when the first parked one is ripe: $1 route, with a tenant
-/// filter $2 the tenant. Looks only: nothing is locked.
+/// For each of the tenants $2, by its number in there, whether rows of route $1 are fresh or in processing,
+/// and when the first parked one is ripe; without a tenant filter $2 has one element, whatever it is. Looks
+/// only: nothing is locked.
 std::string look_sql(const std::string &relation, const ClaimShape &shape);
 
 // Retain storage in transactions of its own. Rows are named by id and by the processing_at that their claim

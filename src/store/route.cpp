@@ -92,7 +92,7 @@ void register_callbacks() {
 
 /// C regime: the extension's row of pg_extension, by name; false when there is none. The extension,
 /// not a schema of some name, says that the database has us.
-bool scan_extension(Oid *oid, Oid *schema) {
+bool scan_extension(Oid *oid, Oid *schema, char **version) {
     ::Relation catalog = table_open(ExtensionRelationId, AccessShareLock);
     ScanKeyData key;
     ScanKeyInit(&key, Anum_pg_extension_extname, BTEqualStrategyNumber, F_NAMEEQ,
@@ -104,6 +104,10 @@ bool scan_extension(Oid *oid, Oid *schema) {
         auto *row = reinterpret_cast<Form_pg_extension>(GETSTRUCT(tuple));
         *oid = row->oid;
         *schema = row->extnamespace;
+        bool is_null = false;
+        const Datum extversion =
+            heap_getattr(tuple, Anum_pg_extension_extversion, RelationGetDescr(catalog), &is_null);
+        *version = is_null ? pstrdup("") : TextDatumGetCString(extversion);
     }
     systable_endscan(scan);
     table_close(catalog, AccessShareLock);
@@ -124,6 +128,7 @@ struct Found {
     Oid schema;
     Oid table;
     const char *schema_name;
+    char *version;
 };
 
 /// Scans outbox_route, all of it or the row of `name`, and hands each row to `visit` as a Route.
@@ -241,7 +246,7 @@ std::optional<Extension> find_extension() {
     Found found{};
     const std::uint64_t before = known.generation;
     const bool exists = pg::guard([&found] {
-        if (!scan_extension(&found.oid, &found.schema))
+        if (!scan_extension(&found.oid, &found.schema, &found.version))
             return false;
         found.table = route_table_of(found.oid, found.schema);
         found.schema_name = get_namespace_name(found.schema);
@@ -255,6 +260,14 @@ std::optional<Extension> find_extension() {
     // Not when a change came in while we looked: then the next call looks again.
     known.extension_known = known.generation == before;
     return extension;
+}
+
+std::string extension_version() {
+    const char *version = pg::guard([] {
+        Found found{};
+        return scan_extension(&found.oid, &found.schema, &found.version) ? found.version : nullptr;
+    });
+    return version == nullptr ? std::string() : std::string(version);
 }
 
 const Route *find_route(const Extension &extension, const std::string &name) {

@@ -104,6 +104,13 @@ struct Extension {
 /// Looks the extension up; nothing when the database has none. Needs a transaction.
 std::optional<Extension> find_extension();
 
+/// The version of the extension's SQL, as pg_extension has it now; empty when the database has none. Needs a
+/// transaction.
+std::string extension_version();
+
+/// The version of the SQL that this library belongs to. Nothing is relayed by another one's.
+inline constexpr const char *kLibraryVersion = OUTBOX_RELAY_VERSION;
+
 /// The route of this name, from the backend's cache or, on a miss, from outbox_route as last
 /// committed; nothing when there is none. Reads the table without regard to the caller's rights:
 /// route settings are internal. Needs a transaction. The pointer is valid until the transaction's

@@ -32,7 +32,7 @@ struct LaneKey {
     std::uint32_t has_tenant; ///< a word, so that the key has no padding and can be hashed as bytes
 };
 
-enum class LaneState : std::uint8_t { idle, due, backoff, refused, broken };
+enum class LaneState : std::uint8_t { idle, due, backoff, refused };
 
 /// A lane: scheduled, backing off and held by one worker at a time. See worker/README.md.
 struct Lane {

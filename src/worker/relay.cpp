@@ -178,14 +178,24 @@ bool Relay::is_one_too_many() const {
     return before >= settings::parameters.workers;
 }
 
-/// True when ALTER DATABASE changed a parameter since this session began: a new session has it.
+/// True when ALTER DATABASE changed a parameter since this session began: a new session has it. Looks at the
+/// extension's version too, which an update changes without a sign.
 bool Relay::parameters_changed() {
     pg::start_transaction();
     const std::uint64_t now = store::configured_parameters();
+    if (fits_library() != fits_library_)
+        routes_generation_ = 0;
     pg::commit_transaction();
     if (!configured_parameters_)
         configured_parameters_ = now;
     return *configured_parameters_ != now;
+}
+
+/// False while the extension's SQL is of another version than this library: relaying waits, for either may
+/// have tables or statements that the other does not know. In a transaction.
+bool Relay::fits_library() {
+    const std::string version = store::extension_version();
+    return version.empty() || version == store::kLibraryVersion;
 }
 
 /// Reads outbox_route anew; false when nothing here is to be relayed.
@@ -209,10 +219,14 @@ bool Relay::refresh_routes() {
         listed = settings::database_listed(settings::parameters.databases, database_.c_str());
     }
     const std::string binding = store::current_binding();
+    const bool fits = fits_library();
     pg::commit_transaction();
+    if (!fits && fits_library_)
+        warn_of_version();
+    fits_library_ = fits;
     std::vector<store::Route> active;
     for (store::Route &route : routes) {
-        if (!route.enabled || !listed)
+        if (!route.enabled || !listed || !fits)
             continue;
         if (route.bound_to != binding)
             warn_foreign(route);
@@ -220,7 +234,16 @@ bool Relay::refresh_routes() {
             active.push_back(std::move(route));
     }
     adopt_routes(std::move(active));
-    return !work_.empty();
+    return !work_.empty() || !fits;
+}
+
+void Relay::warn_of_version() {
+    pg::report_at(WARNING, {ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                            "extension \"outbox_relay\" in database \"" + database_ +
+                                "\" is not of the loaded library's version " + store::kLibraryVersion,
+                            "Its routes wait: they are shown as broken in outbox_stat_route.",
+                            "Run ALTER EXTENSION outbox_relay UPDATE, or, when the extension is the newer of "
+                            "the two, restart the server."});
 }
 
 void Relay::warn_foreign(const store::Route &route) {
@@ -254,7 +277,8 @@ void Relay::adopt_routes(std::vector<store::Route> routes) {
         return;
     Database &database = shared()->databases[index];
     const DatabaseState before = database.state;
-    database.state = work_.empty() ? DatabaseState::no_routes : DatabaseState::active;
+    // Where the versions differ somebody stays and looks.
+    database.state = work_.empty() && fits_library_ ? DatabaseState::no_routes : DatabaseState::active;
     // The launcher, who has waited for this answer, starts the other workers.
     if (database.state != before)
         wake_process(pg_atomic_read_u32(&shared()->launcher_proc));
@@ -283,6 +307,8 @@ void Relay::place_lanes() {
         LaneWork work;
         if (known != work_.end() && known->second.of == route)
             work = std::move(known->second);
+        else // their passes in between do not all fall into one interval
+            work.looks = static_cast<std::uint32_t>(uniform() * kPassEvery);
         work.of = route;
         work.tenant = tenant;
         place_lane(work);
@@ -313,14 +339,15 @@ void Relay::spread() {
 }
 
 /// The route's tenants: by this worker's own list when it is the latest, else those that have a lane.
-std::vector<core::Uuid> Relay::tenants_of(const RouteWork &route) const {
+std::vector<core::Uuid> Relay::tenants_of(RouteWork &route) const {
     std::vector<core::Uuid> tenants;
     if (!route.route.has_tenants())
         return tenants;
     tenants.reserve(static_cast<std::size_t>(shared()->max_lanes));
     LockedLanes locked(LW_SHARED);
     const int lister = find_lane(lane_key(MyDatabaseId, route.route.name, std::nullopt));
-    if (lister >= 0 && route.listing != 0 && lane_at(lister).listing == route.listing)
+    route.places_list = lister >= 0 && route.listing != 0 && lane_at(lister).listing == route.listing;
+    if (route.places_list)
         return route.tenants;
     for (int i = 0; i < shared()->max_lanes; ++i) {
         const Lane &lane = lane_at(i);
@@ -452,7 +479,7 @@ LaneWork *Relay::take_due(std::int64_t &next_due_us, bool &look) {
             best_due_us = due_us;
         }
     }
-    look = best != nullptr && best->lane >= 0 && work_.size() > kManyLanes && may_look(*best);
+    look = best != nullptr && work_.size() > kManyLanes && may_look(*best);
     if (look)
         return nullptr;
     if (best != nullptr && best->lane < 0) {
@@ -473,34 +500,41 @@ LaneWork *Relay::take_due(std::int64_t &next_due_us, bool &look) {
 
 /// Under the lock: a healthy idle lane that nobody woke, and that was not only looked at too often in a row.
 bool Relay::may_look(const LaneWork &work) {
+    if (work.lists_tenants() || work.looks >= kPassEvery)
+        return false;
+    // Without a slot it has no past that would need a pass.
+    if (work.lane < 0)
+        return true;
     const Lane &lane = lane_at(work.lane);
     return lane.state == LaneState::idle && lane.holder < 0 && lane.last_pass_at != 0 && !in_trouble(lane) &&
-           lane.remembered_rows == 0 && work.looks < kPassEvery && !work.lists_tenants() &&
+           lane.remembered_rows == 0 &&
            pg_atomic_read_u64(const_cast<pg_atomic_uint64 *>(&lane.wake_us)) == 0;
 }
 
 /// Those that are due, or will be within a tenth of their interval; with the turn after this one set, as if
-/// nothing were found.
+/// nothing were found. Lanes of a route are neighbours.
 std::vector<Relay::Looked> Relay::take_to_look() {
     const std::int64_t now_us = pg::monotonic_us();
     std::vector<Looked> taken;
     taken.reserve(kMostLooks);
     LockedLanes locked(LW_EXCLUSIVE);
     for (auto &[name, work] : work_) {
-        if (work.lane < 0 || lane_at(work.lane).due_us > now_us + kLookEvery_us || !has_lane(work, now_us) ||
-            !may_look(work))
+        const std::int64_t due_us = work.lane < 0 ? work.due_us : lane_at(work.lane).due_us;
+        if (due_us > now_us + kLookEvery_us || (work.lane >= 0 && !has_lane(work, now_us)) || !may_look(work))
             continue;
         const std::int64_t interval_us = store::effective(work.route()).interval_ms * 1000;
-        if (lane_at(work.lane).due_us > now_us + interval_us / 10)
+        if (due_us > now_us + interval_us / 10)
             continue;
-        taken.push_back({&work, work.generation, false, 0});
+        taken.push_back({&work, work.lane, work.generation, false, 0});
         if (taken.size() == kMostLooks)
             break;
     }
     for (Looked &looked : taken) {
         const std::int64_t interval_us = store::effective(looked.work->route()).interval_ms * 1000;
         looked.due_us = now_us + core::jittered_us(interval_us, uniform());
-        lane_at(looked.work->lane).due_us = looked.due_us;
+        looked.work->due_us = looked.due_us;
+        if (looked.lane >= 0)
+            lane_at(looked.lane).due_us = looked.due_us;
     }
     return taken;
 }
@@ -517,8 +551,13 @@ void Relay::look_at_idle() {
         signals.may_die = drains() ? 0 : 1;
         pg::start_transaction();
         pg::spi_connect();
-        for (Looked &looked : lanes)
-            look(looked);
+        for (std::size_t first = 0, end = 0; first < lanes.size(); first = end) {
+            const LaneWork &work = *lanes[first].work;
+            const bool shared = store::tenant_filter(work.route()) == store::TenantFilter::column;
+            for (end = first + 1; shared && end < lanes.size() && lanes[end].work->of == work.of; ++end)
+                ;
+            look(std::span(lanes).subspan(first, end - first));
+        }
         pg::spi_finish();
         pg::commit_transaction();
         signals.may_die = 0;
@@ -529,37 +568,53 @@ void Relay::look_at_idle() {
     }
     const TimestampTz now = GetCurrentTimestamp();
     LockedLanes locked(LW_EXCLUSIVE);
-    for (const Looked &looked : lanes) {
-        LaneWork &work = *looked.work;
-        if (work.lane < 0 || lane_at(work.lane).generation != looked.generation ||
-            lane_at(work.lane).holder >= 0)
+    for (const Looked &looked : lanes)
+        leave_looked(looked, failed, now);
+}
+
+/// Looks at lanes that have one table.
+void Relay::look(std::span<Looked> lanes) {
+    LaneWork &work = *lanes.front().work;
+    std::vector<std::optional<core::Uuid>> tenants;
+    tenants.reserve(lanes.size());
+    for (const Looked &looked : lanes)
+        tenants.push_back(looked.work->tenant);
+    const bool own_table = store::tenant_filter(work.route()) == store::TenantFilter::table;
+    const std::vector<store::Seen> seen = store::look_for_rows(
+        work.route(), tenants, store::effective(work.route()), own_table ? work.look : work.of->look);
+    for (std::size_t i = 0; i < lanes.size(); ++i) {
+        Looked &looked = lanes[i];
+        looked.waits = seen[i].waits;
+        if (!seen[i].next)
             continue;
-        Lane &lane = lane_at(work.lane);
-        ++work.looks;
-        work.due_us = lane.due_us = failed || looked.waits ? pg::monotonic_us() : looked.due_us;
-        if (failed || looked.waits)
-            continue;
-        ++lane.counters.passes;
-        lane.last_pass_at = now;
-        lane.last_pass_ms = 0;
+        // May be infinite.
+        const std::int64_t until_next_us = *seen[i].next - GetCurrentTimestamp();
+        const std::int64_t now_us = pg::monotonic_us();
+        looked.waits = looked.waits || until_next_us <= 0;
+        if (until_next_us < looked.due_us - now_us)
+            looked.due_us = now_us + until_next_us;
     }
 }
 
-void Relay::look(Looked &looked) {
+/// Under the lock: what the look found decides on the lane's next turn.
+void Relay::leave_looked(const Looked &looked, bool failed, TimestampTz now) {
     LaneWork &work = *looked.work;
-    const bool own_table = store::tenant_filter(work.route()) == store::TenantFilter::table;
-    const store::Seen seen = store::look_for_rows(work.route(), work.tenant, store::effective(work.route()),
-                                                  own_table ? work.look : work.of->look);
-    if (!seen.next) {
-        looked.waits = seen.waits;
+    const bool has_slot = work.lane >= 0;
+    if (work.lane != looked.lane ||
+        (has_slot && (lane_at(work.lane).generation != looked.generation || lane_at(work.lane).holder >= 0)))
         return;
-    }
-    // May be infinite.
-    const std::int64_t until_next_us = *seen.next - GetCurrentTimestamp();
-    const std::int64_t now_us = pg::monotonic_us();
-    looked.waits = seen.waits || until_next_us <= 0;
-    if (until_next_us < looked.due_us - now_us)
-        looked.due_us = now_us + until_next_us;
+    const bool found = failed || looked.waits;
+    work.looks = found ? kPassEvery : work.looks + 1;
+    work.due_us = found ? pg::monotonic_us() : looked.due_us;
+    if (!has_slot)
+        return;
+    Lane &lane = lane_at(work.lane);
+    lane.due_us = work.due_us;
+    if (found)
+        return;
+    ++lane.counters.passes;
+    lane.last_pass_at = now;
+    lane.last_pass_ms = 0;
 }
 
 void Relay::sleep_until(std::int64_t due_us) {
@@ -729,6 +784,9 @@ void Relay::follow_tenants(LaneWork &work, std::vector<core::Uuid> tenants) {
     const int index = find_database(MyDatabaseId, true);
     if (changed && index >= 0)
         (void)pg_atomic_fetch_add_u32(&shared()->databases[index].lists, 1);
+    // Tenants without a slot are served by whoever listed last: from now on that is this worker.
+    if (!route.places_list)
+        --lists_;
 }
 
 /// The statements of the lane's table: of the route's, or of the lane's own.

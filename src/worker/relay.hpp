@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@ struct RouteWork {
     store::LookPlan look;
     std::vector<core::Uuid> tenants; ///< as this worker listed them
     std::uint32_t listing = 0; ///< the list's number; when another worker made a later one, its lanes count
+    bool places_list = false;  ///< work is placed by `tenants`: those without a slot are known to this worker
 };
 
 /// What a worker keeps of a lane: connections, and statements on a table of the lane's own. The lane without
@@ -68,22 +70,25 @@ class Relay {
     bool drains() const;
     bool is_one_too_many() const;
     bool parameters_changed();
+    bool fits_library();
     bool refresh_routes();
     bool give_up_slot();
     void adopt_routes(std::vector<store::Route> routes);
     bool lists_changed();
     void place_lanes();
     void spread();
-    std::vector<core::Uuid> tenants_of(const RouteWork &route) const;
+    std::vector<core::Uuid> tenants_of(RouteWork &route) const;
     void place_lane(LaneWork &work);
     void warn_overflow(const LaneWork &work);
     void attach(LaneWork &work, int index);
     bool has_lane(LaneWork &work, std::int64_t now_us);
     void warn_foreign(const store::Route &route);
+    void warn_of_version();
 
     /// An idle lane that is looked at.
     struct Looked {
         LaneWork *work;
+        int lane; ///< -1: without a slot
         std::uint32_t generation;
         bool waits;
         std::int64_t due_us;
@@ -93,7 +98,8 @@ class Relay {
     static bool may_look(const LaneWork &work);
     std::vector<Looked> take_to_look();
     void look_at_idle();
-    void look(Looked &looked);
+    static void look(std::span<Looked> lanes);
+    void leave_looked(const Looked &looked, bool failed, TimestampTz now);
     LaneWork *take_due(std::int64_t &next_due_us, bool &look);
     void sleep_until(std::int64_t due_us);
     void tick(LaneWork &work);
@@ -127,6 +133,7 @@ class Relay {
     std::map<std::pair<std::string, std::optional<core::Uuid>>, LaneWork> work_;
     std::uint32_t lists_ = 0;                            ///< as of place_lanes()
     std::optional<std::uint64_t> configured_parameters_; ///< as of the first look
+    bool fits_library_ = true;                           ///< the extension's SQL is of the library's version
     std::string database_;                               ///< its name, as of the last look at the routes
     std::vector<std::string> warned_foreign_;
     std::uint64_t routes_generation_ = 0;

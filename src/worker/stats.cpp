@@ -28,8 +28,6 @@ const char *state_of(const Lane &lane, std::int64_t now_us) {
         return "backoff";
     case LaneState::refused:
         return "refused";
-    case LaneState::broken:
-        return "broken";
     case LaneState::due:
         return "due";
     case LaneState::idle:

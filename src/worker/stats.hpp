@@ -36,7 +36,7 @@ struct Counters {
 struct LaneSnapshot {
     std::string route;
     std::optional<core::Uuid> tenant;
-    std::string state; ///< idle, due, running, backoff, refused, broken
+    std::string state; ///< idle, due, running, backoff, refused
     TimestampTz due_at;
     TimestampTz backoff_until;
     std::string breaker; ///< closed, open, probing

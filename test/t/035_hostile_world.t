@@ -243,10 +243,15 @@ subtest 'names' => sub {
     neighbour_is_well('names that do not resolve, for a while');
     cmp_ok((sort { $b <=> $a } values %{ of_workers('Threads') })[0], '<', 40, 'threads of hanging look-ups do not pile up');
     # DROP DATABASE and the like need an answer from every process: not after the resolver's patience.
-    my $started = time();
-    $node->safe_psql('postgres', "CREATE DATABASE other");
-    $node->safe_psql('postgres', "DROP DATABASE other");
-    cmp_ok(time() - $started, '<', 8, 'DROP DATABASE is not held by a name that hangs');
+    my @took;
+    for (1 .. 3)
+    {
+        $node->safe_psql('postgres', "CREATE DATABASE other");
+        my $started = time();
+        $node->safe_psql('postgres', "DROP DATABASE other");
+        push @took, time() - $started;
+    }
+    cmp_ok((sort { $a <=> $b } @took)[0], '<', 1, 'DROP DATABASE is not held by a name that hangs');
     resolves("$_.test", '127.0.0.1') for sort keys %class;
     for my $name (sort keys %class)
     {

@@ -14,6 +14,7 @@ use OutboxRelay::Node;
 
 my $lanes = $ENV{LANES} // 300;
 my $seconds = $ENV{LANES_SECONDS} // 10;
+my $tenants = $ENV{TENANTS} // 400;
 my $e = OutboxRelay::Endpoint->start;
 
 sub tenant { return sprintf '00000000-0000-4000-8000-%012d', $_[0]; }
@@ -59,6 +60,14 @@ sub ticks
     return $ticks;
 }
 
+# Kilobytes that a process has in memory of its own.
+sub resident
+{
+    my ($pid) = @_;
+    open my $status, '<', "/proc/$pid/status" or return 0;
+    return (join '', <$status>) =~ /^RssAnon:\s+(\d+)/m ? $1 : 0;
+}
+
 # Lane 17 of 16.
 subtest 'more lanes than places' => sub {
     my $node = new_node('overflow', conf => "outbox_relay.max_lanes = 16\noutbox_relay.interval = '300ms'\n");
@@ -79,6 +88,47 @@ subtest 'more lanes than places' => sub {
     is(scalar(grep { !/used up/ } log_since($node, 0) =~ /WARNING: +(.*)/g), 0, 'tenants too, with no other WARNING');
     $node->stop;
 };
+
+# F-81 beyond max_lanes, of both kinds of table: those without a place are looked at, and served when they have rows.
+for my $own_tables (0, 1)
+{
+    subtest "$tenants tenants, " . ($own_tables ? 'a table each' : 'one table') => sub {
+        my $node = new_node("crowd$own_tables", conf => "autovacuum = off\noutbox_relay.max_lanes = 16\noutbox_relay.interval = '2s'\n");
+        my ($table, %columns) = ('app.crowd');
+        if ($own_tables)
+        {
+            $node->safe_psql('postgres', "CREATE SCHEMA app; CREATE FUNCTION app.table_of(tenant uuid) RETURNS text LANGUAGE sql IMMUTABLE AS
+                \$\$SELECT 'app.crowd' || ltrim(right(tenant::text, 12), '0')\$\$");
+            $node->safe_psql('postgres', "SET client_min_messages = warning; SELECT outbox_ddl('app.crowd' || g) FROM generate_series($_, least($_ + 99, $tenants)) g \\gexec") for map { 1 + 100 * $_ } 0 .. ($tenants - 1) / 100;
+            ($table, %columns) = (undef, relation_function => 'app.table_of');
+        }
+        else
+        {
+            make_outbox($node, 'postgres', $table, tenants => 1);
+        }
+        $e->reset;
+        create_route($node, 'crowd', $table, $e->url, tenants_function => tenants_function($node, 'crowd_list', 1, $tenants), %columns);
+        wait_sql($node, 'postgres', 'SELECT passes > 1 FROM outbox_stat_route WHERE tenant_id IS NULL');
+        my @some = map { 1 + int($tenants / 7) * $_ } 0 .. 6;
+        my $put = sub { insert_for($node, $own_tables ? "app.crowd$_" : $table, 'crowd', $_, 2) for @some };
+        $put->();
+        $e->wait_for_count(14, of => 'acked');
+        $put->();
+        my $from = time;
+        $e->wait_for_count(28, of => 'acked');
+        my $wait = time - $from;
+        cmp_ok($wait, '<', 8, 'rows that nobody woke for are found');
+        my ($ticks, $xid) = (ticks($node), value($node, 'SELECT pg_snapshot_xmax(pg_current_snapshot())'));
+        $from = time;
+        sleep $seconds;
+        my $share = (ticks($node) - $ticks) / (time - $from);
+        diag sprintf '%d events: %d tenants (%s) with 16 lanes, idle: %.1f %% of a core, %d MB; rows found in %.1f s', 28, $tenants,
+          $own_tables ? 'a table each' : 'one table', $share, (max map { resident($_) } split /\n/, value($node, 'SELECT pid FROM outbox_stat_worker')) / 1024, $wait;
+        is(value($node, 'SELECT pg_snapshot_xmax(pg_current_snapshot())'), $xid, 'none of them takes a transaction id');
+        cmp_ok($share, '<', 25, 'at little cost');
+        $node->stop;
+    };
+}
 
 my $node = new_node('lanes', conf => "autovacuum = off\noutbox_relay.max_lanes = 4096\noutbox_relay.interval = '2s'\n");
 
@@ -136,7 +186,7 @@ subtest 'flat beside another tenant\'s backlog' => sub {
     is($published, 5, 'its rows');
     sleep 0.2;
     my $read = (split /\n/, $blocks->())[-1] - (split /\n/, $before)[-1];
-    note "5 events of a tenant beside 300,000 of another: $read blocks";
+    diag "5 events of a tenant beside 300,000 of another: $read blocks";
     cmp_ok($read, '<', 500, 'read no more than a few blocks');
     $node->safe_psql('postgres', "DELETE FROM outbox_route WHERE name = 'flat'; DROP TABLE $table");
 };
@@ -159,7 +209,7 @@ subtest "$lanes idle lanes" => sub {
     }
     my $elapsed = time - $from;
     my $share = (ticks($node) - $ticks) / $elapsed;
-    note sprintf '%d events: %d idle lanes, %.0f polls a second, %.1f %% of a core, %d to %d in a tenth of a second', 0, $lanes,
+    diag sprintf '%d events: %d idle lanes, %.0f polls a second, %.1f %% of a core, %d to %d in a tenth of a second', 0, $lanes,
       ($last - $passes) / $elapsed, $share, (sort { $a <=> $b } @per_100ms)[ 0, -1 ];
     cmp_ok(($last - $passes) / $elapsed, '>', 0.7 * $lanes / 2, 'each is polled once an interval');
     is(value($node, 'SELECT pg_snapshot_xmax(pg_current_snapshot())'), $xid, 'without a transaction id');
@@ -198,7 +248,7 @@ subtest 'lanes that hang' => sub {
     insert_rows($node, 'app.hang', "hang$_", 200) for 1 .. $holes;
     wait_sql($node, 'postgres', "SELECT count(*) = $holes FROM outbox_stat_route WHERE route LIKE 'hang%' AND breaker <> 'closed'");
     my @beside = $latency->(200);
-    note sprintf '%d events: latency ms p50 %.1f p99 %.1f, beside %d lanes that hang p50 %.1f p99 %.1f', 400, @before, $holes, @beside;
+    diag sprintf '%d events: latency ms p50 %.1f p99 %.1f, beside %d lanes that hang p50 %.1f p99 %.1f', 400, @before, $holes, @beside;
     cmp_ok($beside[1], '<', 10 * $before[1] + 500, 'the others do not wait for them');
     is(of_lanes($node, "max(EXTRACT(epoch FROM backoff_until - now())) FILTER (WHERE route = 'idle')"), '', 'nor back off');
     $node->safe_psql('postgres', "DELETE FROM outbox_route");
