@@ -15,8 +15,11 @@ std::int64_t jittered_us(std::int64_t interval_us, double uniform) {
 NextTurn after_commit(LaneHealth &health, const LanePolicy &policy, const PassResult &result,
                       std::size_t max_claim_rows, std::int64_t wall_us, double uniform) {
     health.publish_failures = result.publish_failures;
+    health.refused_rows = result.refused_rows;
+    // A full pass did not look for others.
+    health.parked = result.next_retry_at_us > 0 || (health.parked && result.full);
     NextTurn next;
-    if (result.stop == Stop::refused || result.stop == Stop::held || result.stop == Stop::breaker) {
+    if (result.lane_refused) {
         ++health.failures;
         next.state = NextTurn::State::refused;
         next.holds_against_wakes = true;
@@ -30,7 +33,9 @@ NextTurn after_commit(LaneHealth &health, const LanePolicy &policy, const PassRe
         const std::uint64_t doubled = std::uint64_t{health.claim_limit} * 2;
         health.claim_limit = doubled >= max_claim_rows ? 0 : static_cast<std::uint32_t>(doubled);
     }
-    if (result.full) {
+    next.reclaims = result.reclaims_more;
+    const bool only_unsent = result.unsent > 0 && result.published == 0;
+    if ((result.full && !only_unsent) || result.reclaims_more) {
         next.state = NextTurn::State::due;
         return next;
     }

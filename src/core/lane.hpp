@@ -10,7 +10,9 @@ namespace outbox_relay::core {
 struct LaneHealth {
     std::uint32_t failures = 0;         ///< consecutive passes that failed or ended by a refusal
     std::uint32_t publish_failures = 0; ///< consecutive failed publishes, for the breaker
+    std::uint32_t refused_rows = 0;     ///< consecutive refusals that were the rows' own
     std::uint32_t claim_limit = 0;      ///< slow start: rows the next pass may claim; 0: no limit
+    bool parked = true;                 ///< rows may be parked for a retry: passes ask until when
 };
 
 struct LanePolicy {
@@ -24,12 +26,13 @@ struct NextTurn {
     std::int64_t wait_us = 0; ///< from now
     State state = State::idle;
     bool holds_against_wakes = false; ///< a wake does not shorten it
+    bool reclaims = false;            ///< due: stale rows are left
 };
 
-/// After a pass that committed: nothing to wait for while passes come back full, else one interval
-/// with 20 % jitter or the time of the pass's own earliest retry, whichever is first. A pass that
-/// ended by refusal or breaker backs off like a failed one, at least as long as the endpoint asked.
-/// `uniform` in [0,1); `wall_us` is now.
+/// After a pass that committed: nothing to wait for while passes come back full (and something of them
+/// could be sent), else one interval with 20 % jitter or the time of the earliest parked row, whichever is
+/// first. A pass that ended by refusal or breaker backs off like a failed one, at least as long as the
+/// endpoint asked. `uniform` in [0,1); `wall_us` is now.
 NextTurn after_commit(LaneHealth &health, const LanePolicy &policy, const PassResult &result,
                       std::size_t max_claim_rows, std::int64_t wall_us, double uniform);
 

@@ -15,6 +15,8 @@ namespace {
 
 /// Unsent requests in a row that end a pass's publishing (spec.md section 6).
 constexpr int kUnsentInARow = 3;
+/// A pass takes stale rows back in portions, this many at most: the rest is the next tick's.
+constexpr int kReclaimPortions = 10;
 /// What is in flight when the process has to end gets this long.
 constexpr std::int64_t kFinishGrace_us = 1'000'000;
 /// The longest wait without a pulse.
@@ -28,6 +30,7 @@ class Publishing {
         : settings_(settings), store_(store), transport_(transport), clock_(clock), host_(host),
           random_(random), result_(result), deadline_us_(started_us + settings.deadline_us) {
         result_.publish_failures = settings.publish_failures;
+        result_.refused_rows = settings.refused_rows;
         policy_.fail_statuses = settings.fail_statuses;
         policy_.max_hold_us = settings.retry.cap_us;
     }
@@ -67,6 +70,8 @@ class Publishing {
     const Row &row(std::size_t index) const { return (*rows_)[index]; }
 
     void stop(Stop why) {
+        if (why == Stop::refused || why == Stop::held || why == Stop::breaker)
+            result_.lane_refused = true;
         if (!stopped_)
             result_.stop = why;
         stopped_ = true;
@@ -155,20 +160,31 @@ class Publishing {
         bytes_in_flight_ -= std::min(bytes_in_flight_, static_cast<std::size_t>(reply.body_bytes));
         policy_.wall_us = clock_.wall_us();
         Outcome outcome = judge(reply, policy_);
-        if (outcome.verdict == Verdict::cancelled && cancellation_counts) {
-            outcome.verdict = Verdict::retried;
-            outcome.error_class = "deadline";
-            outcome.error = "deadline: no answer before pass_deadline";
-        }
+        if (outcome.verdict == Verdict::cancelled && cancellation_counts)
+            judge_cancelled(reply, outcome);
         if (outcome.verdict == Verdict::held && settings_.refusals_are_the_rows_own && reply.status == 410)
             outcome.verdict = Verdict::retried;
         apply(index, reply, outcome);
         order_.done(index);
     }
 
+    /// At the deadline. Of what was not even connected an outage burns no attempt; it is none where others
+    /// got through.
+    void judge_cancelled(const Reply &reply, Outcome &outcome) {
+        if (reply.nothing_sent && result_.published > 0)
+            return;
+        outcome.verdict = reply.nothing_sent ? Verdict::refused : Verdict::retried;
+        outcome.error_class = reply.nothing_sent ? "connect" : "deadline";
+        outcome.error = reply.nothing_sent ? "connect: no connection before pass_deadline"
+                                           : "deadline: no answer before pass_deadline";
+    }
+
     void apply(std::size_t index, const Reply &reply, Outcome &outcome) {
         if (outcome.verdict != Verdict::refused)
             unsent_in_a_row_ = 0;
+        if (outcome.verdict != Verdict::refused && outcome.verdict != Verdict::held &&
+            outcome.verdict != Verdict::cancelled)
+            result_.refused_rows = 0;
         switch (outcome.verdict) {
         case Verdict::published:
             published(index, reply);
@@ -181,14 +197,16 @@ class Publishing {
         case Verdict::held:
             held(index, outcome);
             return;
-        case Verdict::failed:
-            failed_publish(outcome);
+        case Verdict::failed: {
             // While the breaker is open the endpoint is at fault, not the row.
-            if (breaker_open())
+            const bool open = breaker_open();
+            failed_publish(outcome);
+            if (open)
                 retry(index, outcome);
             else
                 fail(index, outcome);
             return;
+        }
         case Verdict::retried:
             failed_publish(outcome);
             retry(index, outcome);
@@ -203,7 +221,6 @@ class Publishing {
         result_.bytes_published += reply.body_bytes;
         ++result_.latency[latency_bucket(reply.latency_us)];
         result_.publish_failures = 0;
-        refused_in_a_row_ = 0;
         host_.at(PassPoint::after_publish, static_cast<std::size_t>(result_.published));
     }
 
@@ -213,13 +230,13 @@ class Publishing {
     }
 
     bool breaker_open() const {
-        return settings_.breaker_threshold > 0 && settings_.publish_failures >= settings_.breaker_threshold;
+        return settings_.breaker_threshold > 0 && result_.publish_failures >= settings_.breaker_threshold;
     }
 
     void failed_publish(const Outcome &outcome) {
         note_error(outcome);
         ++result_.publish_failures;
-        if (settings_.breaker_threshold > 0 && result_.publish_failures >= settings_.breaker_threshold)
+        if (breaker_open())
             stop(Stop::breaker);
     }
 
@@ -227,14 +244,17 @@ class Publishing {
     void refused(const Outcome &outcome) {
         note_error(outcome);
         ++result_.refused;
-        if (++unsent_in_a_row_ >= unsent_limit())
+        ++result_.unsent;
+        ++unsent_in_a_row_;
+        if (settings_.refusals_are_the_rows_own ? own_refusals_are_too_many()
+                                                : unsent_in_a_row_ >= kUnsentInARow)
             stop(Stop::refused);
     }
 
-    int unsent_limit() const {
-        if (!settings_.refusals_are_the_rows_own)
-            return kUnsentInARow;
-        return settings_.breaker_threshold > 0 ? static_cast<int>(settings_.breaker_threshold) : INT32_MAX;
+    /// One more refusal that was the row's own: so many in a row, over the passes, are the lane's.
+    bool own_refusals_are_too_many() {
+        ++result_.refused_rows;
+        return settings_.breaker_threshold > 0 && result_.refused_rows >= settings_.breaker_threshold;
     }
 
     /// The endpoint asked to wait: the row is rescheduled without an attempt, and the lane waits.
@@ -243,9 +263,7 @@ class Publishing {
         ++result_.refused;
         const std::int64_t wait_us = std::max(outcome.hold_us, settings_.retry.base_us);
         reschedule(index, wait_us, false, outcome);
-        ++refused_in_a_row_;
-        if (settings_.refusals_are_the_rows_own &&
-            (settings_.breaker_threshold == 0 || refused_in_a_row_ < settings_.breaker_threshold))
+        if (settings_.refusals_are_the_rows_own && !own_refusals_are_too_many())
             return;
         result_.hold_us = std::max(result_.hold_us, outcome.hold_us);
         stop(Stop::held);
@@ -301,7 +319,6 @@ class Publishing {
     std::size_t bytes_in_flight_ = 0;
     std::size_t started_ = 0;
     int unsent_in_a_row_ = 0;
-    std::uint32_t refused_in_a_row_ = 0;
     bool stopped_ = false;
 };
 
@@ -330,6 +347,16 @@ Settlement deliver_each(Store &store, Clock &clock, PassHost &host, const std::v
     return settlement;
 }
 
+void reclaim(Store &store, PassResult &result) {
+    for (int portion = 0; portion < kReclaimPortions; ++portion) {
+        const std::int64_t taken = store.reclaim();
+        result.reclaimed += taken;
+        result.reclaims_more = taken >= Store::kReclaimRows;
+        if (!result.reclaims_more)
+            return;
+    }
+}
+
 /// A pass from begin to commit; `publish` takes the claimed rows, the result to fill and the pass's
 /// start, and gives what is still to be written down.
 template <class Publish>
@@ -340,12 +367,16 @@ PassResult attempt_pass(const PassSettings &settings, Store &store, Clock &clock
     store.begin();
     host.at(PassPoint::after_begin, 0);
     if (settings.reclaim)
-        result.reclaimed = store.reclaim();
+        reclaim(store, result);
+    if (settings.asks_for_parked)
+        store.ask_for_parked();
     const std::vector<Row> rows = store.claim(settings.max_claim_rows);
     result.published = result.duplicates_avoided = store.settled_late();
     result.claimed = static_cast<std::int64_t>(rows.size()) + result.published;
     result.full = rows.size() >= settings.max_claim_rows;
     result.publish_failures = settings.publish_failures;
+    result.refused_rows = settings.refused_rows;
+    result.next_retry_at_us = store.next_parked_us();
     if (!rows.empty()) {
         host.at(PassPoint::after_claim, 0);
         const Settlement settlement = publish(rows, result, started_us);

@@ -30,6 +30,8 @@ struct PassSettings {
     bool refusals_are_the_rows_own = false; ///< the url has placeholders: one target a row, not a lane
     std::uint32_t breaker_threshold = 10;   ///< 0: no breaker
     std::uint32_t publish_failures = 0;     ///< consecutive failed publishes of the lane before this pass
+    std::uint32_t refused_rows = 0;         ///< the same of rows whose refusals are their own
+    bool asks_for_parked = false;           ///< rows of the lane may be parked: the pass finds out until when
     RetryPolicy retry;
     std::vector<int> fail_statuses;
     EnvelopeSettings envelope;
@@ -39,7 +41,7 @@ struct PassSettings {
 enum class Stop {
     drained,  ///< every claimed row was tried
     deadline, ///< pass_deadline
-    refused,  ///< three requests in a row could not be sent
+    refused,  ///< requests in a row could not be sent
     held,     ///< the endpoint asked us to wait
     breaker,  ///< too many consecutive failed publishes
     asked     ///< the process has to end
@@ -56,11 +58,15 @@ struct PassResult {
     std::int64_t untouched = 0;
     std::int64_t duplicates_avoided = 0; ///< of the published: those that an earlier pass had published
     std::int64_t bytes_published = 0;
-    Stop stop = Stop::drained;
-    bool full = false;                  ///< as many rows came back as were asked for
-    std::int64_t hold_us = 0;           ///< held: how long the endpoint asks the lane to wait
-    std::int64_t next_retry_at_us = 0;  ///< wall clock of the earliest reschedule; 0: none
+    Stop stop = Stop::drained;  ///< the first reason
+    bool lane_refused = false;  ///< refused, held or breaker, whether or not publishing had stopped by then
+    bool full = false;          ///< as many rows came back as were asked for
+    bool reclaims_more = false; ///< there are more stale rows than one pass takes
+    std::int64_t unsent = 0;    ///< of the refused: nothing of them was sent
+    std::int64_t hold_us = 0;   ///< held: how long the endpoint asks the lane to wait
+    std::int64_t next_retry_at_us = 0;  ///< wall clock of the earliest parked row that is known; 0: none
     std::uint32_t publish_failures = 0; ///< consecutive failed publishes at the pass's end
+    std::uint32_t refused_rows = 0;     ///< consecutive refusals that were the rows' own
     std::string error_class;            ///< of the last publish that failed; empty when none did
     std::string error;
     std::array<std::uint32_t, kLatencyBuckets> latency{};

@@ -54,12 +54,21 @@ class Store {
     /// How many rows begin() has settled that an earlier pass had published.
     virtual std::int64_t settled_late() const { return 0; }
 
+    /// What reclaim() takes at most.
+    static constexpr std::int64_t kReclaimRows = 1000;
+
     /// Returns stale `processing` rows to pending; how many.
     virtual std::int64_t reclaim() = 0;
 
     /// Claims up to `max_rows`, in claim order. A store that settles outside of the claim's
     /// transaction (retain) commits here.
     virtual std::vector<Row> claim(std::size_t max_rows) = 0;
+
+    /// The claims from here on find out when the next row is ripe that is parked.
+    virtual void ask_for_parked() {}
+
+    /// When it is, wall clock, if a claim that came back short was asked to find out; 0: none.
+    virtual std::int64_t next_parked_us() const { return 0; }
 
     /// The payload of a claimed row, UTF-8, or why it can't be sent.
     virtual std::variant<std::string, Unsendable> render(const Row &row) = 0;

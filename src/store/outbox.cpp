@@ -260,6 +260,8 @@ std::vector<core::Row> OutboxStore::claim(std::size_t max_rows) {
     if (rows.empty() && std::erase_if(remembered_, is_suspect) > 0)
         // Nothing but the suspect is left to find out with.
         claim_into(max_rows, rows);
+    if (asks_for_parked_ && rows.size() < max_rows)
+        find_parked();
     flush_before_publishing();
 
     // A row without a stamp comes after all that have one; without hlc_ordering none has.
@@ -280,6 +282,24 @@ std::vector<core::Row> OutboxStore::claim(std::size_t max_rows) {
     for (const std::size_t index : order)
         sorted.push_back(std::move(rows[index]));
     return sorted;
+}
+
+/// Looks when the next row is ripe that this claim did not find so.
+void OutboxStore::find_parked() {
+    const bool filters = plans_.shape.tenant != TenantFilter::none;
+    const Oid types[] = {TEXTOID, TIMESTAMPTZOID, UUIDOID};
+    prepare(plans_.parked, parked_sql(checked_.qualified_name, plans_.shape),
+            std::span<const Oid>(types, filters ? 3 : 2));
+    const pg::Value values[] = {pg::Value(pg::text_datum(route_.name)),
+                                pg::Value(TimestampTzGetDatum(GetCurrentTimestamp())), tenant_value()};
+    const pg::Result result = run(plans_.parked, std::span<const pg::Value>(values, filters ? 3 : 2),
+                                  "outbox_relay: claim", Planning::claim);
+    next_parked_us_ = 0;
+    if (result.processed == 0)
+        return;
+    const TimestampTz at = DatumGetTimestampTz(result.value(0, 1).datum);
+    if (!TIMESTAMP_NOT_FINITE(at))
+        next_parked_us_ = pg::unix_us_of(at);
 }
 
 void OutboxStore::claim_into(std::size_t max_rows, std::vector<core::Row> &rows) {

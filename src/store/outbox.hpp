@@ -35,6 +35,7 @@ struct OutboxPlans {
     pg::Plan claim;
     pg::Plan claim_more;
     pg::Plan claim_except;
+    pg::Plan parked;
     pg::Plan remove;
     pg::Plan update;
     pg::Plan reclaim;
@@ -70,6 +71,8 @@ class OutboxStore : public core::Store {
     void begin() override;
     std::int64_t reclaim() override;
     std::vector<core::Row> claim(std::size_t max_rows) override;
+    void ask_for_parked() override { asks_for_parked_ = true; }
+    std::int64_t next_parked_us() const override { return next_parked_us_; }
     std::variant<std::string, core::Unsendable> render(const core::Row &row) override;
 
     /// Rows that the committed pass has set aside, by id, for the log.
@@ -139,6 +142,7 @@ class OutboxStore : public core::Store {
     std::size_t claim_by(const pg::Plan &plan, std::span<pg::Value> values, std::size_t max_rows,
                          std::vector<core::Row> &rows);
     bool is_callers_own(const RowVersion &version) const;
+    void find_parked();
     void claim_into(std::size_t max_rows, std::vector<core::Row> &rows);
     void flush_before_publishing() const;
     pg::Value claimed_ctids() const;
@@ -147,6 +151,8 @@ class OutboxStore : public core::Store {
     std::int64_t watchdog_end_us_ = 0;
     std::vector<ItemPointerData> reclaimed_; ///< versions that reclaim() has written
     bool open_ = false;
+    bool asks_for_parked_ = false;
+    std::int64_t next_parked_us_ = 0;
     pg::Savepoint savepoint_;
 };
 

@@ -1,5 +1,7 @@
 #include "store/outbox_sql.hpp"
 
+#include "core/store.hpp"
+
 namespace outbox_relay::store {
 
 namespace {
@@ -103,7 +105,14 @@ std::string reclaim_sql(const std::string &relation, TenantFilter tenant) {
            relation +
            " WHERE outbox_route = $1 AND status = 'processing' AND processing_at < $2 AND processing_at <> "
            "$3" +
-           tenant_clause(tenant, "$4") + " LIMIT 1000 FOR UPDATE SKIP LOCKED)) RETURNING ctid";
+           tenant_clause(tenant, "$4") + " LIMIT " + std::to_string(core::Store::kReclaimRows) +
+           " FOR UPDATE SKIP LOCKED)) RETURNING ctid";
+}
+
+std::string parked_sql(const std::string &relation, const ClaimShape &shape) {
+    return "SELECT available_at FROM ONLY " + relation + " WHERE outbox_route = $1 AND status = 'pending'" +
+           tenant_clause(shape.tenant, "$3") + " AND available_at > $2 ORDER BY " + claim_order(shape) +
+           " LIMIT 1";
 }
 
 std::string look_sql(const std::string &relation, const ClaimShape &shape) {

@@ -653,13 +653,17 @@ void Relay::serve_signals() {
     });
 }
 
-/// A lane's turn: passes in a row while they come back full.
+/// A lane's turn: passes in a row while they come back full. A retain pass that fails has committed its
+/// claim: its rows are out of the way of the others, and the tick goes on, unless the next one fails too.
 void Relay::tick(LaneWork &work) {
     core::NextTurn next;
     const int batches = work.lists_tenants() ? 1 : settings::parameters.max_batches_per_tick;
     for (int batch = 0; batch < batches; ++batch) {
-        next = work.lists_tenants() ? list_tenants(work) : pass(work, batch == 0);
-        if (next.state != core::NextTurn::State::due || signals.terminate || ConfigReloadPending ||
+        next = work.lists_tenants() ? list_tenants(work) : pass(work, batch == 0 || next.reclaims);
+        const bool goes_on = next.state == core::NextTurn::State::due ||
+                             (next.state == core::NextTurn::State::backoff &&
+                              work.route().storage == "retain" && lane_at(work.lane).health.failures == 1);
+        if (!goes_on || signals.terminate || ConfigReloadPending ||
             routes_generation_ != store::routes_generation())
             break;
     }
@@ -884,6 +888,8 @@ core::PassSettings Relay::pass_settings(const LaneWork &work, const store::Effec
         core::claim_limit(lane.health, static_cast<std::size_t>(settings.max_claim_rows), breaker_open);
     pass.reclaim = first_of_tick && settings.reclaim_stale_after_ms > 0;
     pass.publish_failures = lane.health.publish_failures;
+    pass.refused_rows = lane.health.refused_rows;
+    pass.asks_for_parked = lane.health.parked;
     std::array<std::uint64_t, core::kLatencyBuckets> recent;
     for (std::size_t i = 0; i < recent.size(); ++i)
         recent[i] = static_cast<std::uint64_t>(lane.recent_latency[i]);
@@ -923,7 +929,7 @@ core::NextTurn Relay::committed(LaneWork &work, const store::Effective &settings
     Lane &lane = lane_at(work.lane);
     ServerClock clock;
     // Where nothing could be sent, the address may be one that the name has no more.
-    if (result.stop == core::Stop::refused && work.transport)
+    if (result.unsent > 0 && work.transport)
         work.transport->drop_idle();
     const double jitter = uniform();
     const TimestampTz now = GetCurrentTimestamp();

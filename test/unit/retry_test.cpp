@@ -71,10 +71,12 @@ TEST(Lane, starts_slowly_after_a_failure) {
 }
 
 TEST(Lane, refusals_back_off_at_least_as_long_as_asked) {
-    for (const Stop stop : {Stop::refused, Stop::held, Stop::breaker}) {
+    // Whether or not publishing had stopped for something else by then.
+    for (const Stop stop : {Stop::refused, Stop::held, Stop::breaker, Stop::deadline}) {
         LaneHealth health;
         PassResult result;
         result.stop = stop;
+        result.lane_refused = true;
         EXPECT_EQ(after_commit(health, {}, result, 100, 0, 0).wait_us, 5'000'000);
         result.hold_us = 60'000'000;
         const NextTurn next = after_commit(health, {}, result, 100, 0, 0);
@@ -95,4 +97,22 @@ TEST(Lane, is_due_at_the_earlier_of_interval_and_retry) {
     EXPECT_EQ(after_commit(health, {}, result, 100, 1'000'000, 0.5).wait_us, 700'000);
     EXPECT_EQ(after_commit(health, {}, result, 100, 9'000'000, 0.5).wait_us, 0);
     EXPECT_FALSE(after_commit(health, {}, result, 100, 0, 0.5).holds_against_wakes);
+}
+
+TEST(Lane, knows_whether_rows_may_be_parked) {
+    LaneHealth health;
+    EXPECT_TRUE(health.parked) << "nobody has looked yet";
+    PassResult result;
+    result.full = true;
+    after_commit(health, {}, result, 100, 0, 0.5);
+    EXPECT_TRUE(health.parked) << "a full pass did not look";
+    result.full = false;
+    after_commit(health, {}, result, 100, 0, 0.5);
+    EXPECT_FALSE(health.parked);
+    result.full = true;
+    result.next_retry_at_us = 5;
+    after_commit(health, {}, result, 100, 0, 0.5);
+    EXPECT_TRUE(health.parked);
+    after_failure(health, {});
+    EXPECT_TRUE(health.parked);
 }
