@@ -8,6 +8,7 @@
 #include "pg/postgres.hpp"
 
 extern "C" {
+#include "access/genam.h"
 #include "access/transam.h"
 #include "catalog/pg_extension.h"
 #include "catalog/pg_namespace.h"
@@ -79,6 +80,15 @@ inline void shorten_transaction(int ms) {
     enable_timeout_after(TRANSACTION_TIMEOUT, ms);
 #else
     (void)ms;
+#endif
+}
+
+/// A scan of `count` keys; 18 wants to be told that nobody counts for EXPLAIN. C regime.
+inline IndexScanDesc index_beginscan(Relation table, Relation index, Snapshot snapshot, int count) {
+#if PG_VERSION_NUM >= 180000
+    return ::index_beginscan(table, index, snapshot, nullptr, count, 0);
+#else
+    return ::index_beginscan(table, index, snapshot, count, 0);
 #endif
 }
 

@@ -8,6 +8,7 @@
 extern "C" {
 #include "access/genam.h"
 #include "access/relation.h"
+#include "access/transam.h"
 #include "catalog/pg_am.h"
 #include "nodes/pg_list.h"
 #include "utils/rel.h"
@@ -18,6 +19,8 @@ namespace outbox_relay::store {
 
 namespace {
 
+constexpr const char *kLookColumns[] = {"outbox_route", "status", "available_at"};
+constexpr const char *kTenantLookColumns[] = {"outbox_route", "status", "tenant_id", "available_at"};
 constexpr const char *kColumns[] = {"outbox_route", "status", "tenant_id", "available_at", "created_at"};
 constexpr const char *kHlcColumns[] = {"outbox_route", "status",     "tenant_id", "available_at",
                                        "hlc",          "created_at", "id"};
@@ -33,7 +36,8 @@ bool begins_with(::Relation index, std::span<const AttrNumber> columns) {
         RelationGetIndexPredicate(index) != NIL || form->indnkeyatts < static_cast<int>(columns.size()))
         return false;
     for (std::size_t i = 0; i < columns.size(); ++i)
-        if (form->indkey.values[i] != columns[i] || index->rd_indoption[i] != 0)
+        if (form->indkey.values[i] != columns[i] || index->rd_indoption[i] != 0 ||
+            index->rd_opfamily[i] >= FirstNormalObjectId)
             return false;
     return true;
 }
@@ -57,15 +61,27 @@ Oid find_index(Oid table, std::span<const AttrNumber> columns) {
 
 } // namespace
 
-Oid tenant_index(const Relation &relation, bool hlc) {
+namespace {
+
+Oid index_on(const Relation &relation, std::span<const char *const> columns) {
     std::vector<AttrNumber> numbers;
-    for (const char *name : columns_of(hlc)) {
+    for (const char *name : columns) {
         const Column *column = relation.column(name);
         if (column == nullptr)
             return InvalidOid;
         numbers.push_back(column->attnum);
     }
     return pg::guard([&] { return find_index(relation.oid, numbers); });
+}
+
+} // namespace
+
+Oid tenant_index(const Relation &relation, bool hlc) {
+    return index_on(relation, columns_of(hlc));
+}
+
+Oid look_index(const Relation &relation, bool by_tenant) {
+    return by_tenant ? index_on(relation, kTenantLookColumns) : index_on(relation, kLookColumns);
 }
 
 std::vector<Finding> tenant_index_findings(const Relation &relation, bool hlc) {

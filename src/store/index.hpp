@@ -12,6 +12,11 @@ namespace outbox_relay::store {
 /// columns and without a condition; more columns may follow. InvalidOid: the table has none.
 Oid tenant_index(const Relation &relation, bool hlc);
 
+/// An index for a look: a valid b-tree without a condition that begins with (outbox_route, status,
+/// `by_tenant` tenant_id, available_at), ascending, of the operators that the server brings. InvalidOid:
+/// there is none.
+Oid look_index(const Relation &relation, bool by_tenant);
+
 /// That it is missing: without it a claim reads past every other tenant's rows.
 std::vector<Finding> tenant_index_findings(const Relation &relation, bool hlc);
 

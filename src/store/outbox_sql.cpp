@@ -115,19 +115,6 @@ std::string parked_sql(const std::string &relation, const ClaimShape &shape) {
            " LIMIT 1";
 }
 
-std::string look_sql(const std::string &relation, const ClaimShape &shape) {
-    const auto first = [&](const char *what, const char *status, const char *more) {
-        return std::string("(SELECT ") + what + " FROM ONLY " + relation +
-               " AS o WHERE outbox_route = $1 AND status = '" + status + "'" +
-               tenant_clause(shape.tenant, "t.tenant") + more + " ORDER BY " + claim_order(shape) +
-               " LIMIT 1)";
-    };
-    return "SELECT t.at, " + first("true", "pending", " AND available_at IS NULL") + " IS NOT NULL OR " +
-           first("true", "processing", "") + " IS NOT NULL, " +
-           first("available_at", "pending", " AND available_at IS NOT NULL") +
-           " FROM unnest($2::pg_catalog.uuid[]) WITH ORDINALITY AS t(tenant, at)";
-}
-
 namespace {
 
 /// Claimed rows that are still ours, as u(id, taken_at, …).

@@ -46,11 +46,6 @@ std::string reclaim_sql(const std::string &relation, TenantFilter tenant);
 /// When the next row is ripe that is not at $2: $1 route, with a tenant filter $3 the tenant.
 std::string parked_sql(const std::string &relation, const ClaimShape &shape);
 
-/// For each of the tenants $2, by its number in there, whether rows of route $1 are fresh or in processing,
-/// and when the first parked one is ripe; without a tenant filter $2 has one element, whatever it is. Looks
-/// only: nothing is locked.
-std::string look_sql(const std::string &relation, const ClaimShape &shape);
-
 // Retain storage in transactions of its own. Rows are named by id and by the processing_at that their claim
 // wrote, and touched only while they still have both.
 

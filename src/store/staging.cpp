@@ -175,13 +175,27 @@ std::string statement(const Route &route, const std::string &relation, Shape sha
            lists.array_columns + ")" + conflict;
 }
 
-/// The kept plan of a relation and column set. Needs spi_connect(). Plans are never freed: a trigger
-/// of the table may stage elsewhere while one runs.
+/// Plans of a session for each form of the statement: tenants may have tables of their own.
+constexpr std::size_t kMostPlans = 256;
+
+/// Calls of staging that are under way: a trigger of the table may stage elsewhere while one runs.
+int staging_depth = 0;
+struct Staging {
+    Staging() { ++staging_depth; }
+    ~Staging() { --staging_depth; }
+    Staging(const Staging &) = delete;
+    Staging &operator=(const Staging &) = delete;
+};
+
+/// The kept plan of a relation and column set. Needs spi_connect(). Plans are freed only where none of them
+/// runs.
 const pg::Plan &plan_for(const Route &route, const std::string &relation, Shape shape) {
     using Plans = std::unordered_map<std::string, pg::Plan>;
     static auto *const kept = new std::array<std::array<std::array<Plans, 2>, 2>, 2>;
-    pg::Plan &plan =
-        (*kept)[static_cast<std::size_t>(shape)][route.hlc_ordering][route.propagate_trace][relation];
+    Plans &plans = (*kept)[static_cast<std::size_t>(shape)][route.hlc_ordering][route.propagate_trace];
+    if (plans.size() >= kMostPlans && staging_depth == 1 && !plans.contains(relation))
+        plans.clear();
+    pg::Plan &plan = plans[relation];
     if (plan.prepared())
         return plan;
 
@@ -232,6 +246,7 @@ std::uint64_t insert_many(const Route &route, const std::string &relation, const
         if (is_bound(route, i))
             values.push_back(shared_by_call(i) ? events.front().values()[i] : array_of(events, i));
     values[static_cast<std::size_t>(StageColumn::route)] = pg::Value(pg::text_datum(route.name));
+    const Staging staging;
     const pg::Result result = pg::execute(plan_for(route, relation, Shape::many), values, false);
     pg::spi_finish();
     return result.processed;
@@ -254,6 +269,7 @@ std::optional<core::Uuid> stage(const Route &route, Event event) {
     for (std::size_t i = 0; i < kStageColumns; ++i)
         if (is_bound(route, i))
             values[bound++] = event.values()[i];
+    const Staging staging;
     const pg::Result result =
         pg::execute(plan_for(route, relation, Shape::one), std::span(values).first(bound), false);
     pg::spi_finish();

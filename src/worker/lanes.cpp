@@ -172,22 +172,39 @@ int find_lane(const LaneKey &key) {
 
 namespace {
 
-/// Looks on where it last found one: thousands of lanes may be made in a row.
+/// Nobody would miss it: its route is paused, bound elsewhere or of a database that nothing is relayed in.
+bool is_abandoned(const Lane &lane) {
+    return lane.used && !lane.served && lane.holder < 0 && lane.remembered_rows == 0;
+}
+
+/// A free slot, else an abandoned one, which is given back first. Looks on where it last found one: thousands
+/// of lanes may be made in a row.
 int free_lane() {
     static int last = 0;
+    int abandoned = -1;
     for (int i = 0; i < shared_memory->max_lanes; ++i) {
         const int at = (last + i) % shared_memory->max_lanes;
         if (!lanes[at].used)
             return last = at;
+        if (abandoned < 0 && is_abandoned(lanes[at]))
+            abandoned = at;
     }
-    return -1;
+    if (abandoned >= 0)
+        drop_lane(abandoned);
+    return abandoned;
 }
 
-/// Nothing is lost with it but its counters.
-bool may_give_way(const Lane &lane, std::int64_t due_us) {
-    return lane.used && lane.holder < 0 && lane.remembered_rows == 0 && lane.health.failures == 0 &&
-           lane.health.publish_failures == 0 && lane.due_us > due_us &&
+bool may_give_way(const Lane &lane, std::int64_t due_us, bool for_list) {
+    return lane.used && lane.holder < 0 && lane.remembered_rows == 0 && lane.due_us > due_us &&
+           (!lane.lists_tenants || for_list) &&
            pg_atomic_read_u64(const_cast<pg_atomic_uint64 *>(&lane.wake_us)) == 0;
+}
+
+/// What gives way first: a healthy lane, and of these the one that is due last.
+bool gives_way_before(const Lane &lane, const Lane &other) {
+    const bool healthy = lane.health.failures == 0 && lane.health.publish_failures == 0;
+    const bool other_healthy = other.health.failures == 0 && other.health.publish_failures == 0;
+    return healthy != other_healthy ? healthy : lane.due_us > other.due_us;
 }
 
 } // namespace
@@ -210,16 +227,18 @@ int make_lane(const LaneKey &key) {
     lane.used = true;
     lane.generation = generation;
     lane.key = key;
+    lane.served = true;
     lane.state = LaneState::due;
     lane.due_us = 0;
     lane.stats_reset = GetCurrentTimestamp();
     return index;
 }
 
-int seize_lane(const LaneKey &key, std::int64_t due_us) {
+int seize_lane(const LaneKey &key, std::int64_t due_us, bool for_list) {
     int victim = -1;
     for (int i = 0; i < shared_memory->max_lanes; ++i)
-        if (may_give_way(lanes[i], due_us) && (victim < 0 || lanes[i].due_us > lanes[victim].due_us))
+        if (may_give_way(lanes[i], due_us, for_list) &&
+            (victim < 0 || gives_way_before(lanes[i], lanes[victim])))
             victim = i;
     if (victim < 0)
         return -1;

@@ -51,6 +51,8 @@ struct Lane {
     core::LanePolicy policy; ///< of its last pass, for one whose worker dies in it
     bool breaker_open;       ///< the next pass is a probe of one row
     bool drained;            ///< in this shutdown
+    bool served;             ///< a worker of its database takes it for one of an active route
+    bool lists_tenants;      ///< its turns list a route's tenants
     bool listed;             ///< a tenant's: tenants_function listed it last time
     std::uint32_t ordinal;   ///< a tenant's place in that list
     std::uint32_t listing;   ///< of the lane that lists tenants: counts its lists
@@ -139,10 +141,11 @@ int find_lane(const LaneKey &key);
 /// lock, exclusive.
 int make_lane(const LaneKey &key);
 
-/// Gives an idle healthy lane's slot, of those that are due after `due_us` the last, to the lane of this key,
-/// which has none; -1 when there is no such lane. The other then takes its turn in the same way. Under the
-/// lock, exclusive.
-int seize_lane(const LaneKey &key, std::int64_t due_us);
+/// Gives another lane's slot, of those that are due after `due_us` the last, to the lane of this key, which
+/// has none; -1 when there is no such lane. Idle healthy lanes come first, then those that back off, which
+/// lose what is known of their trouble; one that lists tenants gives way only for another such. The other
+/// then takes its turn in the same way. Under the lock, exclusive.
+int seize_lane(const LaneKey &key, std::int64_t due_us, bool for_list);
 
 /// Gives a lane's slot back. Under the lock, exclusive; the lane has no holder.
 void drop_lane(int index);

@@ -105,11 +105,19 @@ class Launcher {
         short_drain_ = is_short;
     }
 
+    /// True when a reload changed what may be relayed: databases in which nothing was are looked at again.
     bool reloaded() {
-        const std::string now = settings::parameters.databases;
+        const std::string now =
+            std::string(settings::parameters.databases) + '\n' + settings::parameters.environment;
         const bool changed = now != listed_;
         listed_ = now;
-        return changed;
+        if (!changed)
+            return false;
+        LockedLanes locked(LW_EXCLUSIVE);
+        for (Database &database : shared()->databases)
+            if (database.oid != InvalidOid && database.state == DatabaseState::no_routes)
+                database.state = DatabaseState::unknown;
+        return true;
     }
 
     void read_databases() {

@@ -13,6 +13,7 @@
 #include "pg/compat.hpp"
 #include "pg/guard.hpp"
 #include "pg/transaction.hpp"
+#include "pg/watchdog.hpp"
 #include "store/encoding.hpp"
 #include "store/tenancy.hpp"
 
@@ -41,10 +42,11 @@ constexpr std::size_t kMostKept = 64;
 /// With more lanes than this an idle one is looked at, some together, before a pass of its own is worth it:
 /// it costs a tenth.
 constexpr std::size_t kManyLanes = 32;
-/// A lane's every so manieth turn is a pass in any case: it sees what looking does not, such as a table that
-/// is another one now.
-constexpr std::uint32_t kPassEvery = 60;
-constexpr std::size_t kMostLooks = 256;
+/// A lane's every so manieth turn is a pass in any case: it sees what looking does not, such as a right that
+/// was revoked.
+constexpr std::uint32_t kPassEvery = 600;
+/// An idle lane's every so manieth look asks the route's functions again which table is its.
+constexpr std::uint32_t kAskEvery = 12;
 
 std::uint64_t seed() {
     std::uint64_t value = 0;
@@ -69,9 +71,9 @@ std::int64_t due_of(const Lane &lane) {
     return wake_us == 0 ? lane.due_us : std::min(lane.due_us, std::max(wake_us, lane.hold_until_us));
 }
 
-/// A lane whose last pass failed, was refused, or met failed publishes.
+/// A lane whose last pass failed, was refused, or met one failed publish after another.
 bool in_trouble(const Lane &lane) {
-    return lane.health.failures > 0 || lane.health.publish_failures > 0;
+    return lane.health.failures > 0 || lane.health.publish_failures >= 3;
 }
 
 /// Between the first turns of lanes of which there are so many: within an interval they have all had theirs.
@@ -98,8 +100,14 @@ Relay::Relay(int slot)
 
 /// True when a lane of this worker is to be drained at shutdown.
 bool Relay::drains() const {
-    return std::any_of(work_.begin(), work_.end(),
-                       [](const auto &entry) { return entry.second.route().drain_on_shutdown; });
+    return std::any_of(routes_.begin(), routes_.end(),
+                       [](const auto &entry) { return entry.second->route.drain_on_shutdown; });
+}
+
+/// Idle lanes that are looked at in one transaction: few enough that lanes keep being spread over their
+/// interval, and so many that ten thousand do not cost more turns than a thousand.
+std::size_t Relay::most_looks() const {
+    return std::max<std::size_t>(32, work_.size() / 64);
 }
 
 double Relay::uniform() {
@@ -224,8 +232,10 @@ bool Relay::refresh_routes() {
     if (!fits && fits_library_)
         warn_of_version();
     fits_library_ = fits;
+    std::set<std::string> existing;
     std::vector<store::Route> active;
     for (store::Route &route : routes) {
+        existing.insert(route.name);
         if (!route.enabled || !listed || !fits)
             continue;
         if (route.bound_to != binding)
@@ -234,7 +244,23 @@ bool Relay::refresh_routes() {
             active.push_back(std::move(route));
     }
     adopt_routes(std::move(active));
+    leave_other_lanes(existing);
     return !work_.empty() || !fits;
+}
+
+/// Lanes of routes that are no more are given back; those of routes that are not relayed now, with their
+/// counters, only when somebody needs the slot.
+void Relay::leave_other_lanes(const std::set<std::string> &existing) {
+    LockedLanes locked(LW_EXCLUSIVE);
+    for (int i = 0; i < shared()->max_lanes; ++i) {
+        Lane &lane = lane_at(i);
+        if (!lane.used || lane.key.database != MyDatabaseId)
+            continue;
+        if (!routes_.contains(lane.key.route))
+            lane.served = false;
+        if (!existing.contains(lane.key.route) && lane.holder < 0)
+            drop_lane(i);
+    }
 }
 
 void Relay::warn_of_version() {
@@ -363,6 +389,8 @@ std::vector<core::Uuid> Relay::tenants_of(RouteWork &route) const {
 /// Under the lock: the lane has a slot; a changed route starts afresh.
 void Relay::attach(LaneWork &work, int index) {
     Lane &lane = lane_at(index);
+    lane.served = true;
+    lane.lists_tenants = work.lists_tenants();
     lane.listed = work.tenant.has_value();
     if (lane.route_version != work.route().version) {
         lane.route_version = work.route().version;
@@ -408,23 +436,23 @@ void Relay::warn_overflow(const LaneWork &work) {
                    "Raise outbox_relay.max_lanes and restart the server."});
 }
 
-/// Under the lock: whether the lane has its slot, which another may have taken, or been given, meanwhile.
+/// Under the lock: whether the lane has the slot that it had, which another may have taken.
 bool Relay::has_lane(LaneWork &work, std::int64_t now_us) {
-    if (work.lane >= 0 && lane_at(work.lane).used && lane_at(work.lane).generation == work.generation)
+    if (work.lane < 0)
+        return false;
+    if (lane_at(work.lane).used && lane_at(work.lane).generation == work.generation)
         return true;
     const int index = find_lane(lane_key(MyDatabaseId, work.route().name, work.tenant));
-    if (index >= 0) {
-        // With another version of the route: we are about to learn of it.
-        if (lane_at(index).route_version != work.route().version)
-            return false;
-        attach(work, index);
-        return true;
-    }
-    if (work.lane >= 0) {
+    if (index < 0) {
         work.lane = -1;
-        work.due_us = now_us + store::effective(work.route()).interval_ms * 1000;
+        work.due_us = std::max(work.due_us, now_us + store::effective(work.route()).interval_ms * 1000);
+        return false;
     }
-    return false;
+    // With another version of the route: we are about to learn of it.
+    if (lane_at(index).route_version != work.route().version)
+        return false;
+    attach(work, index);
+    return true;
 }
 
 /// Leaves the slot, unless outbox_route changed in between: then the launcher, who saw us running, has
@@ -453,14 +481,12 @@ bool Relay::too_many_in_trouble() const {
     return workers > 1 && troubled >= workers - 1;
 }
 
-/// The most overdue due lane, held from now on; nullptr and the time of the next one otherwise.
-/// `look`: it is enough to look at it, which others that are idle share.
-LaneWork *Relay::take_due(std::int64_t &next_due_us, bool &look) {
+/// Under the lock: the most overdue of the due lanes that are free; nullptr, and when the next one is due.
+LaneWork *Relay::most_overdue(std::int64_t &next_due_us) {
     const std::int64_t now_us = pg::monotonic_us();
     next_due_us = now_us + kLookEvery_us;
     LaneWork *best = nullptr;
     std::int64_t best_due_us = 0;
-    LockedLanes locked(LW_EXCLUSIVE);
     const bool spares_trouble = too_many_in_trouble();
     for (auto &[name, work] : work_) {
         std::int64_t due_us = work.due_us;
@@ -469,6 +495,9 @@ LaneWork *Relay::take_due(std::int64_t &next_due_us, bool &look) {
             if (lane.holder >= 0 || (spares_trouble && in_trouble(lane)))
                 continue;
             due_us = due_of(lane);
+            // Tenants without a slot are known to whoever listed last: it goes on, if it can.
+            if (work.lists_tenants() && lane.listing != work.of->listing)
+                due_us += store::effective(work.route()).interval_ms * 500;
         } else if (work.lane >= 0) {
             continue;
         }
@@ -479,22 +508,36 @@ LaneWork *Relay::take_due(std::int64_t &next_due_us, bool &look) {
             best_due_us = due_us;
         }
     }
-    look = best != nullptr && work_.size() > kManyLanes && may_look(*best);
-    if (look)
-        return nullptr;
-    if (best != nullptr && best->lane < 0) {
-        const int index = seize_lane(lane_key(MyDatabaseId, best->route().name, best->tenant), best_due_us);
-        if (index < 0) {
-            // All others are more overdue, held or in trouble.
-            best->due_us = now_us + kLookEvery_us;
+    return best;
+}
+
+/// Under the lock: a slot for a lane that has none. False when it is not its turn: all others are more
+/// overdue or held, another worker has given it one, or this is no longer the lane's route.
+bool Relay::seize(LaneWork &work) {
+    const LaneKey key = lane_key(MyDatabaseId, work.route().name, work.tenant);
+    const int known = find_lane(key);
+    const int index = known >= 0 ? known : seize_lane(key, work.due_us, work.lists_tenants());
+    const bool ours = index >= 0 && (known < 0 || lane_at(index).route_version == work.route().version);
+    if (!ours || known >= 0)
+        work.due_us = pg::monotonic_us() + kLookEvery_us;
+    if (ours)
+        attach(work, index);
+    return ours && known < 0;
+}
+
+/// The most overdue due lane, held from now on; nullptr and the time of the next one otherwise.
+/// `look`: it is enough to look at it, which others that are idle share.
+LaneWork *Relay::take_due(std::int64_t &next_due_us, bool &look) {
+    LockedLanes locked(LW_EXCLUSIVE);
+    LaneWork *best = nullptr;
+    do {
+        best = most_overdue(next_due_us);
+        look = best != nullptr && work_.size() > kManyLanes && may_look(*best);
+        if (best == nullptr || look)
             return nullptr;
-        }
-        attach(*best, index);
-    }
-    if (best != nullptr) {
-        lane_at(best->lane).holder = slot_index_;
-        slot_.lane = best->lane;
-    }
+    } while (best->lane < 0 && !seize(*best));
+    lane_at(best->lane).holder = slot_index_;
+    slot_.lane = best->lane;
     return best;
 }
 
@@ -515,8 +558,9 @@ bool Relay::may_look(const LaneWork &work) {
 /// nothing were found. Lanes of a route are neighbours.
 std::vector<Relay::Looked> Relay::take_to_look() {
     const std::int64_t now_us = pg::monotonic_us();
+    const std::size_t most = most_looks();
     std::vector<Looked> taken;
-    taken.reserve(kMostLooks);
+    taken.reserve(most);
     LockedLanes locked(LW_EXCLUSIVE);
     for (auto &[name, work] : work_) {
         const std::int64_t due_us = work.lane < 0 ? work.due_us : lane_at(work.lane).due_us;
@@ -526,7 +570,7 @@ std::vector<Relay::Looked> Relay::take_to_look() {
         if (due_us > now_us + interval_us / 10)
             continue;
         taken.push_back({&work, work.lane, work.generation, false, 0});
-        if (taken.size() == kMostLooks)
+        if (taken.size() == most)
             break;
     }
     for (Looked &looked : taken) {
@@ -558,11 +602,13 @@ void Relay::look_at_idle() {
                 ;
             look(std::span(lanes).subspan(first, end - first));
         }
+        pg::disarm_watchdog();
         pg::spi_finish();
         pg::commit_transaction();
         signals.may_die = 0;
     } catch (const pg::Error &) {
         signals.may_die = 0;
+        pg::disarm_watchdog();
         pg::abort_transaction();
         failed = true;
     }
@@ -580,8 +626,13 @@ void Relay::look(std::span<Looked> lanes) {
     for (const Looked &looked : lanes)
         tenants.push_back(looked.work->tenant);
     const bool own_table = store::tenant_filter(work.route()) == store::TenantFilter::table;
-    const std::vector<store::Seen> seen = store::look_for_rows(
-        work.route(), tenants, store::effective(work.route()), own_table ? work.look : work.of->look);
+    store::LookPath &path = own_table ? work.look : work.of->look;
+    if (work.looks % kAskEvery == 0)
+        path = store::LookPath();
+    const store::Effective settings = store::effective(work.route());
+    // A function of the route's may trap its cancellation.
+    pg::arm_watchdog(settings.pass_deadline_ms + settings.pass_statement_timeout_ms);
+    const std::vector<store::Seen> seen = store::look_for_rows(work.route(), tenants, settings, path);
     for (std::size_t i = 0; i < lanes.size(); ++i) {
         Looked &looked = lanes[i];
         looked.waits = seen[i].waits;
@@ -621,12 +672,16 @@ void Relay::sleep_until(std::int64_t due_us) {
     // Announce first, look again, then sleep: a commit in between finds us waiting.
     show_phase(slot_, Phase::idle);
     (void)pg_atomic_exchange_u32(&slot_.waiting, 1);
+    const bool spares_trouble = [this] {
+        LockedLanes locked(LW_SHARED);
+        return too_many_in_trouble();
+    }();
     for (const auto &[name, work] : work_) {
         if (work.lane < 0)
             continue;
         const Lane &lane = lane_at(work.lane);
         if (lane.holder < 0 && pg_atomic_read_u64(const_cast<pg_atomic_uint64 *>(&lane.wake_us)) != 0 &&
-            lane.hold_until_us <= pg::monotonic_us())
+            lane.hold_until_us <= pg::monotonic_us() && !(spares_trouble && in_trouble(lane)))
             due_us = 0;
     }
     const std::int64_t wait_us = due_us - pg::monotonic_us();
@@ -644,26 +699,33 @@ void Relay::sleep_until(std::int64_t due_us) {
 }
 
 void Relay::serve_signals() {
-    pg::guard([] {
+    bool reloaded = false;
+    pg::guard([&reloaded] {
         CHECK_FOR_INTERRUPTS();
         if (ConfigReloadPending) {
             ConfigReloadPending = false;
             ProcessConfigFile(PGC_SIGHUP);
+            reloaded = true;
         }
     });
+    // Which routes are ours depends on outbox_relay.databases and .environment.
+    if (reloaded)
+        routes_generation_ = 0;
 }
 
 /// A lane's turn: passes in a row while they come back full. A retain pass that fails has committed its
-/// claim: its rows are out of the way of the others, and the tick goes on, unless the next one fails too.
+/// claim: its rows are out of the way of the others, and the tick goes on, unless the next one fails too. Of
+/// slow passes those that fit into one pass_deadline: others are waiting.
 void Relay::tick(LaneWork &work) {
     core::NextTurn next;
+    const std::int64_t end_us = pg::monotonic_us() + store::effective(work.route()).pass_deadline_ms * 1000;
     const int batches = work.lists_tenants() ? 1 : settings::parameters.max_batches_per_tick;
     for (int batch = 0; batch < batches; ++batch) {
         next = work.lists_tenants() ? list_tenants(work) : pass(work, batch == 0 || next.reclaims);
         const bool goes_on = next.state == core::NextTurn::State::due ||
                              (next.state == core::NextTurn::State::backoff &&
                               work.route().storage == "retain" && lane_at(work.lane).health.failures == 1);
-        if (!goes_on || signals.terminate || ConfigReloadPending ||
+        if (!goes_on || pg::monotonic_us() >= end_us || signals.terminate || ConfigReloadPending ||
             routes_generation_ != store::routes_generation())
             break;
     }
@@ -1017,6 +1079,9 @@ void Relay::release(LaneWork &work, const core::NextTurn &next) {
     }
     lane.holder = -1;
     slot_.lane = -1;
+    // Others may have been spared for it.
+    if (in_trouble(lane))
+        wake_worker(MyDatabaseId);
 }
 
 } // namespace outbox_relay::worker

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,7 +23,7 @@ namespace outbox_relay::worker {
 struct RouteWork {
     store::Route route;
     store::OutboxPlans plans; ///< statements, where all lanes have one table
-    store::LookPlan look;
+    store::LookPath look;
     std::vector<core::Uuid> tenants; ///< as this worker listed them
     std::uint32_t listing = 0; ///< the list's number; when another worker made a later one, its lanes count
     bool places_list = false;  ///< work is placed by `tenants`: those without a slot are known to this worker
@@ -40,7 +41,7 @@ struct LaneWork {
     std::unique_ptr<http::CurlTransport> transport;
     std::int64_t transport_connections = 0;
     std::unique_ptr<store::OutboxPlans> plans;
-    store::LookPlan look;
+    store::LookPath look;
     std::uint32_t looks = 0; ///< since its last pass
 
     const store::Route &route() const { return of->route; }
@@ -68,12 +69,14 @@ class Relay {
     bool turn();
     bool may_serve();
     bool drains() const;
+    std::size_t most_looks() const;
     bool is_one_too_many() const;
     bool parameters_changed();
     bool fits_library();
     bool refresh_routes();
     bool give_up_slot();
     void adopt_routes(std::vector<store::Route> routes);
+    void leave_other_lanes(const std::set<std::string> &existing);
     bool lists_changed();
     void place_lanes();
     void spread();
@@ -100,7 +103,9 @@ class Relay {
     void look_at_idle();
     static void look(std::span<Looked> lanes);
     void leave_looked(const Looked &looked, bool failed, TimestampTz now);
+    LaneWork *most_overdue(std::int64_t &next_due_us);
     LaneWork *take_due(std::int64_t &next_due_us, bool &look);
+    bool seize(LaneWork &work);
     void sleep_until(std::int64_t due_us);
     void tick(LaneWork &work);
     LaneWork *take_to_drain();
