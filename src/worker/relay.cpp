@@ -107,7 +107,7 @@ bool Relay::drains() const {
 /// Idle lanes that are looked at in one transaction: few enough that lanes keep being spread over their
 /// interval, and so many that ten thousand do not cost more turns than a thousand.
 std::size_t Relay::most_looks() const {
-    return std::max<std::size_t>(32, work_.size() / 64);
+    return std::max<std::size_t>(8, work_.size() / 64);
 }
 
 double Relay::uniform() {
