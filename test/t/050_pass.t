@@ -110,6 +110,23 @@ SQL
     is(relay('tx'), '2|2|0|0|0|0|0', 'and come back');
 };
 
+subtest 'what the worker had published is settled and not sent again' => sub {
+    my $table = scene('half');
+    insert_rows($node, $table, 'half', 5);
+    $node->safe_psql('postgres', <<"SQL");
+CREATE FUNCTION app.half_f() RETURNS trigger LANGUAGE plpgsql AS \$\$ BEGIN RAISE 'no'; END \$\$;
+CREATE TRIGGER t BEFORE DELETE ON $table FOR EACH ROW EXECUTE FUNCTION app.half_f();
+UPDATE outbox_route SET enabled = true WHERE name = 'half';
+SQL
+    wait_lane($node, 'half', 'failed_passes > 0');
+    is($e->count->{events}, 5, 'sent by a pass that then failed');
+    $node->safe_psql('postgres', "DROP TRIGGER t ON $table; UPDATE outbox_route SET enabled = false WHERE name = 'half'");
+    insert_rows($node, $table, 'half', 1);
+    is($node->safe_psql('postgres', "BEGIN; SELECT claimed, published FROM outbox_relay_pass('half', 5); ROLLBACK; SELECT count(*) FROM $table"), "5|5\n6", 'settled, and rolled back');
+    is(relay('half'), '6|6|0|0|0|0|0', 'settled');
+    is($e->count->{events}, 6, 'only the new row was sent');
+};
+
 subtest 'rows that the transaction wrote itself are skipped' => sub {
     my $table = scene('own');
     insert_rows($node, $table, 'own', 3);
