@@ -146,6 +146,21 @@ SQL
     is($e->count->{events}, 3, 'nothing of its own was sent');
     is(relay('own', 1000), '252|252|0|0|0|0|0', 'the next transaction sends them');
 
+    # Rows of its own that are ripe come before those that were tried again.
+    insert_rows($node, $table, 'own', 5, columns => { attempts => 1, available_at => \q{now() - interval '1 min'} });
+    is($node->safe_psql('postgres', <<"SQL"), "5\n60", 'retries behind ripe rows of its own');
+BEGIN;
+INSERT INTO $table SELECT (jsonb_populate_record(o, jsonb_build_object('id', gen_random_uuid(), 'event_id', gen_random_uuid(), 'available_at', '2020-01-01'))).*
+    FROM $table AS o, generate_series(1, 60) LIMIT 60;
+SELECT published FROM outbox_relay_pass('own', 100);
+COMMIT;
+SELECT count(*) FROM $table;
+SQL
+    insert_rows($node, $table, 'own', 40);
+    is(relay('own', 40), '40|40|0|0|0|0|0', 'both kinds');
+    is(value($node, "SELECT count(*) FROM $table WHERE available_at IS NULL"), 20, 'half each');
+    is(relay('own'), '60|60|0|0|0|0|0', 'the rest');
+
     insert_rows($node, $table, 'own', 1, columns => { status => 'failed' });
     is($node->safe_psql('postgres', "BEGIN; SELECT outbox_requeue_failed('own'); SELECT claimed FROM outbox_relay_pass('own'); COMMIT"), "1\n0", 'a row that it requeued is its own too');
     is(relay('own'), '1|1|0|0|0|0|0', 'afterwards');
