@@ -402,7 +402,7 @@ CREATE FUNCTION outbox_requeue_failed(
     LANGUAGE c VOLATILE PARALLEL UNSAFE
     AS 'MODULE_PATHNAME', 'outbox_relay_requeue_failed';
 COMMENT ON FUNCTION outbox_requeue_failed(text, uuid[], uuid) IS
-    'Returns failed rows of the route to pending, attempts 0, and wakes it; how many. event_ids (default NULL): NULL all, {} none. tenant_id (default NULL): of that tenant alone. Runs as the route''s owner, in whom the caller must be a member.';
+    'Returns failed rows of the route to pending, attempts 0, gives rows that are set aside another try, and wakes it; how many. event_ids (default NULL): NULL all, {} none. tenant_id (default NULL): of that tenant alone. Runs as the route''s owner, in whom the caller must be a member.';
 REVOKE ALL ON FUNCTION outbox_requeue_failed(text, uuid[], uuid) FROM PUBLIC;
 
 CREATE FUNCTION outbox_ddl(

@@ -52,7 +52,7 @@ void require_place(const store::Route &route) {
         pg::raise({ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
                    "outbox route \"" + route.name + "\" is bound to another database",
                    "This database looks like a copy: the route's bound_to does not match it.",
-                   "If this copy is to relay, delete the route and insert it again without bound_to."});
+                   "If this copy is to relay, call outbox_adopt()."});
 }
 
 Datum record_of(FunctionCallInfo fcinfo, const core::PassResult &result) {

@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <optional>
+#include <vector>
 
 #include "api/argument.hpp"
 #include "api/role.hpp"
@@ -6,6 +8,7 @@
 #include "pg/guard.hpp"
 #include "store/probe.hpp"
 #include "store/route.hpp"
+#include "worker/memory.hpp"
 #include "worker/wake.hpp"
 
 extern "C" {
@@ -54,12 +57,27 @@ std::optional<Datum> age_of(TimestampTz created_at) {
     });
 }
 
+/// How many rows get a new start: failed ones, and those that lanes have set aside.
+std::int64_t requeue(const store::Requeue &what) {
+    std::vector<worker::AsideRow> aside = worker::rows_aside(what.route.name);
+    std::vector<store::RowVersion> versions;
+    for (const worker::AsideRow &row : aside)
+        versions.push_back(row.version);
+    const store::Requeued done = store::requeue_failed(what, versions);
+    std::erase_if(aside, [&done](const worker::AsideRow &row) {
+        return std::find(done.aside.begin(), done.aside.end(), row.version.id) == done.aside.end();
+    });
+    worker::let_go_at_commit(aside);
+    return done.failed + static_cast<std::int64_t>(done.aside.size());
+}
+
 } // namespace
 
 } // namespace outbox_relay::api
 
 namespace api = outbox_relay::api;
 namespace store = outbox_relay::store;
+namespace worker = outbox_relay::worker;
 
 /// outbox_depth(route, tenant_id): pending, processing and failed rows (spec.md, section 2).
 Datum outbox_relay_depth(PG_FUNCTION_ARGS) {
@@ -90,7 +108,8 @@ Datum outbox_relay_oldest_pending_age(PG_FUNCTION_ARGS) {
     });
 }
 
-/// outbox_requeue_failed(route, event_ids, tenant_id): failed rows back to pending, as the owner.
+/// outbox_requeue_failed(route, event_ids, tenant_id): failed rows back to pending, as the owner; rows that
+/// lanes have set aside are forgotten at commit.
 Datum outbox_relay_requeue_failed(PG_FUNCTION_ARGS) {
     return pg::entry([fcinfo] {
         const store::Route &route = api::route_argument(fcinfo);
@@ -98,11 +117,11 @@ Datum outbox_relay_requeue_failed(PG_FUNCTION_ARGS) {
         const std::optional<Datum> event_ids =
             PG_ARGISNULL(1) ? std::nullopt : std::optional<Datum>(PG_GETARG_DATUM(1));
         const std::optional<outbox_relay::core::Uuid> tenant = api::tenant_argument(fcinfo, 2, route);
-        const std::int64_t count = store::requeue_failed(route, event_ids, tenant, owner);
+        const std::int64_t count = api::requeue({route, tenant, event_ids, owner});
         if (count > 0 && route.has_tenants() && !tenant)
-            outbox_relay::worker::wake_all_at_commit();
+            worker::wake_all_at_commit();
         else if (count > 0)
-            outbox_relay::worker::wake_at_commit(route.name, route.has_tenants() ? tenant : std::nullopt);
+            worker::wake_at_commit(route.name, route.has_tenants() ? tenant : std::nullopt);
         return Int64GetDatum(count);
     });
 }

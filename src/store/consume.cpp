@@ -23,8 +23,6 @@ bool is_suspect(const RowVersion &version) {
 
 void ConsumeStore::begin() {
     OutboxStore::begin();
-    if (frame_ == Frame::callers)
-        return;
     remembered_ = memory_.load();
     // Two suspects: each failed alone, so the fault is not a row's but the lane's.
     if (std::count_if(remembered_.begin(), remembered_.end(), is_suspect) > 1)

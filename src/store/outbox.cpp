@@ -302,33 +302,30 @@ void OutboxStore::find_parked() {
         next_parked_us_ = pg::unix_us_of(at);
 }
 
+/// Claims until there are `max_rows`; half of them for rows that were tried before, and that are ripe again.
 void OutboxStore::claim_into(std::size_t max_rows, std::vector<core::Row> &rows) {
-    const Oid types[] = {TEXTOID, INT8OID, TIMESTAMPTZOID, INT8OID, TIDARRAYOID, UUIDARRAYOID, UUIDOID};
-    const Oid more_types[] = {TEXTOID,     INT8OID,      TIMESTAMPTZOID, TIDARRAYOID,
-                              TIDARRAYOID, UUIDARRAYOID, UUIDOID};
-    const bool except = std::any_of(remembered_.begin(), remembered_.end(), is_left_out);
-    pg::Plan &plan = except ? plans_.claim_except : plans_.claim;
-    prepare(plan, claim_sql(checked_.qualified_name, plans_.shape, except), types);
-
     const std::size_t share = (max_rows + (odd_to_retries_ ? 1 : 0)) / 2;
-    const pg::Value route(pg::text_datum(route_.name));
-    const pg::Value now(TimestampTzGetDatum(GetCurrentTimestamp()));
-    const LeftOut left_out = left_out_of(remembered_);
-    pg::Value values[] = {route,
-                          pg::Value(),
-                          now,
-                          pg::Value(Int64GetDatum(static_cast<std::int64_t>(share))),
-                          left_out.ctids,
-                          left_out.ids,
-                          tenant_value()};
-    const std::size_t again = claim_by(plan, values, max_rows - rows.size(), rows);
-    if (rows.size() >= max_rows || again < share)
+    if (share == 0) {
+        const std::string sql = claim_fresh_first_sql(checked_.qualified_name, plans_.shape);
+        (void)claim_by(plans_.claim_fresh_first, sql, {INT8OID, pg::Value()}, max_rows, rows);
         return;
+    }
+    // In a client's transaction rows of its own would use up the share of one statement for both.
+    const bool apart = frame_ == Frame::callers;
+    std::size_t again = apart ? claim_due(share, rows) : 0;
+    const bool except = std::any_of(remembered_.begin(), remembered_.end(), is_left_out);
+    const pg::Value due(Int64GetDatum(apart ? 0 : static_cast<std::int64_t>(share)));
+    again +=
+        claim_by(except ? plans_.claim_except : plans_.claim,
+                 claim_sql(checked_.qualified_name, plans_.shape, except), {INT8OID, due}, max_rows, rows);
+    if (rows.size() < max_rows && again >= share)
+        (void)claim_due(max_rows, rows);
+}
 
-    prepare(plans_.claim_more, claim_more_sql(checked_.qualified_name, plans_.shape), more_types);
-    pg::Value more[] = {route,          pg::Value(),  now,           claimed_ctids(),
-                        left_out.ctids, left_out.ids, tenant_value()};
-    (void)claim_by(plans_.claim_more, more, max_rows - rows.size(), rows);
+/// Further rows that are ripe again, until there are `max_rows`; how many.
+std::size_t OutboxStore::claim_due(std::size_t max_rows, std::vector<core::Row> &rows) {
+    return claim_by(plans_.claim_more, claim_more_sql(checked_.qualified_name, plans_.shape),
+                    {TIDARRAYOID, claimed_ctids()}, max_rows, rows);
 }
 
 /// The lane's tenant, as a parameter.
@@ -336,21 +333,30 @@ pg::Value OutboxStore::tenant_value() const {
     return tenant_ ? pg::Value(PointerGetDatum(tenant_->bytes.data())) : pg::Value();
 }
 
-/// Runs one of the claims, whose second parameter is its limit, and appends up to `max_rows` rows; how many
-/// of them had been tried before. In a client's transaction the statement has no limit: it would count rows
-/// of the client's own, which are passed over here, one by one, however many there are.
-std::size_t OutboxStore::claim_by(const pg::Plan &plan, std::span<pg::Value> values, std::size_t max_rows,
-                                  std::vector<core::Row> &rows) {
+/// Runs one of the claims, whose second parameter is its limit and whose fourth is `own`, and appends rows
+/// until there are `max_rows`; how many of those had been tried before. In a client's transaction the
+/// statement has no limit: it would count rows of the client's own, which are passed over here, one by one,
+/// however many there are.
+std::size_t OutboxStore::claim_by(pg::Plan &plan, const std::string &sql, const Parameter &own,
+                                  std::size_t max_rows, std::vector<core::Row> &rows) {
+    const Oid types[] = {TEXTOID, INT8OID, TIMESTAMPTZOID, own.type, TIDARRAYOID, UUIDARRAYOID, UUIDOID};
+    prepare(plan, sql, types);
+    const LeftOut left_out = left_out_of(remembered_);
+    pg::Value values[] = {pg::Value(pg::text_datum(route_.name)),
+                          pg::Value(),
+                          pg::Value(TimestampTzGetDatum(GetCurrentTimestamp())),
+                          own.value,
+                          left_out.ctids,
+                          left_out.ids,
+                          tenant_value()};
     if (frame_ == Frame::own) {
-        values[1] = pg::Value(Int64GetDatum(static_cast<std::int64_t>(max_rows)));
+        values[1] = pg::Value(Int64GetDatum(static_cast<std::int64_t>(max_rows - rows.size())));
         return read_claimed(run(plan, values, "outbox_relay: claim", Planning::claim), rows);
     }
-    values[1] = pg::Value();
     pg::Cursor cursor(context(Planning::claim), plan, values);
-    const std::size_t wanted = rows.size() + max_rows;
     std::size_t again = 0;
-    while (rows.size() < wanted) {
-        const pg::Result result = cursor.fetch(wanted - rows.size());
+    while (rows.size() < max_rows) {
+        const pg::Result result = cursor.fetch(max_rows - rows.size());
         if (result.processed == 0)
             break;
         again += read_claimed(result, rows);

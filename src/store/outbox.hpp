@@ -34,6 +34,7 @@ struct OutboxPlans {
     Oid tenant_index = InvalidOid; ///< which claims of a table that tenants share walk
     pg::Plan claim;
     pg::Plan claim_more;
+    pg::Plan claim_fresh_first;
     pg::Plan claim_except;
     pg::Plan parked;
     pg::Plan remove;
@@ -139,11 +140,18 @@ class OutboxStore : public core::Store {
     pg::Context context(Planning planning) const;
     void find_target();
     std::size_t read_claimed(const pg::Result &result, std::vector<core::Row> &rows);
-    std::size_t claim_by(const pg::Plan &plan, std::span<pg::Value> values, std::size_t max_rows,
+    /// What one claim has and another has not.
+    struct Parameter {
+        Oid type;
+        pg::Value value;
+    };
+
+    std::size_t claim_by(pg::Plan &plan, const std::string &sql, const Parameter &own, std::size_t max_rows,
                          std::vector<core::Row> &rows);
     bool is_callers_own(const RowVersion &version) const;
     void find_parked();
     void claim_into(std::size_t max_rows, std::vector<core::Row> &rows);
+    std::size_t claim_due(std::size_t max_rows, std::vector<core::Row> &rows);
     void flush_before_publishing() const;
     pg::Value claimed_ctids() const;
     pg::Value tenant_value() const;

@@ -63,6 +63,11 @@ std::string claim_sql(const std::string &relation, const ClaimShape &shape, bool
            arm(relation, shape, kFresh, "$2", extra) + ") AS claim LIMIT $2";
 }
 
+std::string claim_fresh_first_sql(const std::string &relation, const ClaimShape &shape) {
+    return "SELECT * FROM (" + arm(relation, shape, kFresh, "$2", kExcept) + " UNION ALL " +
+           arm(relation, shape, kDue, "$2", kExcept) + ") AS claim LIMIT $2";
+}
+
 std::string claim_more_sql(const std::string &relation, const ClaimShape &shape) {
     const std::string extra = std::string(" AND NOT (ctid = ANY ($4))") + kExcept;
     return arm(relation, shape, kDue, "$2", extra.c_str());

@@ -23,6 +23,9 @@ struct ClaimShape {
 /// $5 ctids and $6 ids of rows to leave out. With a tenant filter $7 is the tenant.
 std::string claim_sql(const std::string &relation, const ClaimShape &shape, bool except);
 
+/// The same without a share, fresh rows first: for a claim of one row. $4 is not used.
+std::string claim_fresh_first_sql(const std::string &relation, const ClaimShape &shape);
+
 /// The rest of a pass in which fresh rows were fewer than their share: $1 route, $2 limit, $3 now,
 /// $4 ctids claimed before, $5 ctids and $6 ids of rows to leave out, $7 the tenant.
 std::string claim_more_sql(const std::string &relation, const ClaimShape &shape);

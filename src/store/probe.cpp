@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "pg/spi.hpp"
+#include "store/array.hpp"
 #include "store/index.hpp"
 #include "store/relation.hpp"
 #include "store/tenancy.hpp"
@@ -167,35 +168,81 @@ std::optional<TimestampTz> oldest_pending(const Route &route, const std::optiona
     return created_at;
 }
 
-std::int64_t requeue_failed(const Route &route, const std::optional<Datum> &event_ids,
-                            const std::optional<core::Uuid> &tenant, Oid role) {
-    const Relation relation = describe(tables_of(route, tenant).relation, RowExclusiveLock);
+namespace {
+
+/// " AND event_id = ANY ($n)", or nothing.
+std::string event_clause(Statement &statement, const std::optional<Datum> &event_ids) {
+    if (!event_ids.has_value())
+        return {};
+    return " AND event_id OPERATOR(pg_catalog.=) ANY (" + statement.parameter(UUIDARRAYOID, *event_ids) + ")";
+}
+
+/// Runs the statement as `role`. Inside spi_connect().
+pg::Result requeue(const Statement &statement, Oid role) {
+    pg::Plan plan;
+    plan.prepare(statement.sql, statement.types, false);
+    pg::Context context;
+    context.role = role;
+    return pg::execute_as(context, plan, statement.values, "outbox_relay: requeue");
+}
+
+/// Of `versions` those that are pending rows of the route (the tenant's, of the given events) as they were
+/// remembered. Inside spi_connect().
+std::vector<core::Uuid> still_pending(const Requeue &what, const Relation &relation,
+                                      std::span<const RowVersion> versions) {
+    std::vector<Datum> places, ids;
+    for (const RowVersion &version : versions)
+        if (version.relation == relation.oid) {
+            places.push_back(PointerGetDatum(&version.ctid));
+            ids.push_back(PointerGetDatum(version.id.bytes.data()));
+        }
+    std::vector<core::Uuid> pending;
+    if (places.empty())
+        return pending;
+    Statement statement(what.route);
+    const std::string at = statement.parameter(TIDARRAYOID, tid_array(places).datum);
+    const std::string known = statement.parameter(UUIDARRAYOID, uuid_array(ids).datum);
+    statement.sql =
+        "SELECT id FROM ONLY " + relation.qualified_name + " WHERE ctid OPERATOR(pg_catalog.=) ANY (" + at +
+        ") AND id OPERATOR(pg_catalog.=) ANY (" + known +
+        ") AND outbox_route OPERATOR(pg_catalog.=) $1 AND status OPERATOR(pg_catalog.=) 'pending'" +
+        tenant_clause(statement, what.route, what.tenant) + event_clause(statement, what.event_ids);
+    const pg::Result result = requeue(statement, what.owner);
+    for (std::uint64_t i = 0; i < result.processed; ++i) {
+        core::Uuid id;
+        std::memcpy(id.bytes.data(), DatumGetUUIDP(result.value(i, 1).datum)->data, UUID_LEN);
+        pending.push_back(id);
+    }
+    return pending;
+}
+
+} // namespace
+
+Requeued requeue_failed(const Requeue &what, std::span<const RowVersion> aside) {
+    const Route &route = what.route;
+    const Relation relation = describe(tables_of(route, what.tenant).relation, RowExclusiveLock);
     const bool retain = route.storage == "retain";
     Needs needs;
     needs.retain = retain;
     require(missing_or_wrong(relation, needs));
-    if (const std::optional<Finding> finding = owner_finding(relation, role))
+    if (const std::optional<Finding> finding = owner_finding(relation, what.owner))
         require({*finding});
 
     Statement statement(route);
-    std::string where = " WHERE outbox_route OPERATOR(pg_catalog.=) $1"
-                        " AND status OPERATOR(pg_catalog.=) 'failed'" +
-                        tenant_clause(statement, route, tenant);
-    if (event_ids.has_value())
-        where += " AND event_id OPERATOR(pg_catalog.=) ANY (" +
-                 statement.parameter(UUIDARRAYOID, *event_ids) + ")";
+    const std::string where = " WHERE outbox_route OPERATOR(pg_catalog.=) $1"
+                              " AND status OPERATOR(pg_catalog.=) 'failed'" +
+                              tenant_clause(statement, route, what.tenant) +
+                              event_clause(statement, what.event_ids);
     statement.sql = "UPDATE ONLY " + relation.qualified_name +
                     " SET status = 'pending', attempts = 0, last_error = NULL, available_at = NULL" +
                     (retain ? ", processing_at = NULL, published_at = NULL" : "") + where;
 
     pg::spi_connect();
-    pg::Plan plan;
-    plan.prepare(statement.sql, statement.types, false);
-    pg::Context context;
-    context.role = role;
-    const pg::Result result = pg::execute_as(context, plan, statement.values, "outbox_relay: requeue");
+    Requeued done;
+    done.failed = static_cast<std::int64_t>(requeue(statement, what.owner).processed);
+    done.aside = still_pending(what, relation, aside);
     pg::spi_finish();
-    return static_cast<std::int64_t>(result.processed);
+    return done;
 }
 
 } // namespace outbox_relay::store

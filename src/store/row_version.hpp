@@ -20,7 +20,8 @@ enum class Remembered : std::uint8_t {
     published, ///< the endpoint has acknowledged it, no pass has settled it yet
     suspect,   ///< it was alone in a pass that failed to settle
     warned,    ///< it was a suspect, and another row then settled alone; not left out
-    aside      ///< it alone fails to settle: passes leave it out
+    aside,     ///< it alone fails to settle: passes leave it out
+    let_go     ///< it was set aside, and somebody asked for another try
 };
 
 /// A version of a row. (relation, id, xmin) is its identity: VACUUM FULL and CLUSTER move rows under

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "store/row_version.hpp"
@@ -19,7 +20,21 @@ std::size_t memory_bytes();
 void initialise_memory(void *memory);
 void attach_memory(void *memory);
 
-/// The memory of one lane; only the lane's holder uses it.
+/// A row that a lane has set aside.
+struct AsideRow {
+    int lane;
+    std::uint32_t generation; ///< of the lane
+    store::RowVersion version;
+};
+
+/// What the lanes of a route of this database have set aside; nothing when the library was not preloaded.
+std::vector<AsideRow> rows_aside(const std::string &route);
+
+/// The lane's next pass leaves the row `id` out no more (nullptr: none of those set aside), also when a pass
+/// is under way that still knows it. Under the lock, exclusive.
+void let_go(Lane &lane, const core::Uuid *id) noexcept;
+
+/// The memory of one lane; only the lane's holder writes to it, but for let_go().
 class LaneMemory : public store::RowMemory {
   public:
     explicit LaneMemory(int lane) : lane_(lane) {}

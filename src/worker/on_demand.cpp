@@ -47,14 +47,25 @@ class SessionHost final : public core::PassHost {
     void at(core::PassPoint point, std::size_t count) override { reach_fault_point(point, count); }
 };
 
-/// A lane's memory of rows is for what its own passes sent: here the caller's rollback is meant to return
-/// the rows. What its live pass holds is its own, though.
+/// What a lane remembers is read and not added to: here the caller's rollback is meant to return the rows,
+/// but what the lane's own passes have published and not settled goes out once. What its live pass holds is
+/// its own.
 class LiveClaim final : public store::RowMemory {
   public:
     LiveClaim(const std::string &route, const std::optional<core::Uuid> &tenant)
         : key_(lane_key(MyDatabaseId, route, tenant)) {}
 
-    std::vector<store::RowVersion> load() override { return {}; }
+    std::vector<store::RowVersion> load() override {
+        LockedLanes locked(LW_SHARED);
+        const int lane = find_lane(key_);
+        std::vector<store::RowVersion> versions;
+        if (lane >= 0)
+            versions = LaneMemory(lane).load();
+        std::erase_if(versions, [](const store::RowVersion &version) {
+            return version.why != store::Remembered::published;
+        });
+        return versions;
+    }
     void add(const store::RowVersion &) noexcept override {}
     void replace(std::span<const store::RowVersion>) noexcept override {}
     std::int64_t live_claim() const noexcept override {

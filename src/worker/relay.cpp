@@ -395,6 +395,7 @@ void Relay::attach(LaneWork &work, int index) {
     if (lane.route_version != work.route().version) {
         lane.route_version = work.route().version;
         ++lane.generation;
+        let_go(lane, nullptr);
         lane.health = core::LaneHealth();
         lane.state = LaneState::due;
         lane.due_us = 0;

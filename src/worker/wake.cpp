@@ -1,5 +1,6 @@
 #include "worker/wake.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 #include "worker/lanes.hpp"
@@ -9,6 +10,7 @@
 
 extern "C" {
 #include "access/xact.h"
+#include "utils/memutils.h"
 }
 
 namespace outbox_relay::worker {
@@ -21,7 +23,15 @@ struct Pending {
     std::uint32_t generation;
 };
 
-/// What this transaction has to do when it commits. Fixed memory: the callback may not allocate.
+/// A row to let go at commit.
+struct AsideId {
+    int lane;
+    std::uint32_t generation;
+    core::Uuid id;
+};
+
+/// What this transaction has to do when it commits. The callback may not allocate: fixed memory, or the
+/// transaction's own.
 constexpr int kMaxPending = 64;
 
 struct AtCommit {
@@ -30,6 +40,8 @@ struct AtCommit {
     bool every_lane = false;   ///< more lanes than fit
     bool unknown_lane = false; ///< one without a slot: it is due as soon as a worker makes it
     int poked_database = -1;
+    AsideId *aside = nullptr;
+    std::size_t aside_count = 0;
 };
 
 AtCommit at_commit;
@@ -47,9 +59,23 @@ void wake_every_lane() {
             make_due(lane_at(i));
 }
 
+/// Rarely done, so the lock is taken: that raises nothing.
+void let_rows_go() {
+    if (at_commit.aside_count == 0)
+        return;
+    LockedLanes locked(LW_EXCLUSIVE);
+    for (std::size_t i = 0; i < at_commit.aside_count; ++i) {
+        const AsideId &row = at_commit.aside[i];
+        Lane &lane = lane_at(row.lane);
+        if (lane.used && lane.generation == row.generation)
+            let_go(lane, &row.id);
+    }
+}
+
 /// After ProcArrayEndTransaction: the rows are visible. Raising here would be a PANIC, so: atomics
-/// and latches only.
+/// and latches, and what can't fail.
 void committed() noexcept {
+    let_rows_go();
     const bool staged = at_commit.count > 0 || at_commit.every_lane || at_commit.unknown_lane;
     for (int i = 0; i < at_commit.count; ++i) {
         Lane &lane = lane_at(at_commit.lanes[i].lane);
@@ -72,6 +98,8 @@ void forget() noexcept {
     at_commit.every_lane = false;
     at_commit.unknown_lane = false;
     at_commit.poked_database = -1;
+    at_commit.aside = nullptr;
+    at_commit.aside_count = 0;
 }
 
 extern "C" {
@@ -126,6 +154,22 @@ void wake_all_at_commit() {
         return;
     listen();
     at_commit.every_lane = true;
+}
+
+void let_go_at_commit(std::span<const AsideRow> rows) {
+    if (rows.empty())
+        return;
+    listen();
+    const std::size_t count = at_commit.aside_count + rows.size();
+    AsideId *ids = pg::guard([count] {
+        return static_cast<AsideId *>(MemoryContextAlloc(TopTransactionContext, count * sizeof(AsideId)));
+    });
+    std::copy_n(at_commit.aside, at_commit.aside_count, ids);
+    std::transform(rows.begin(), rows.end(), ids + at_commit.aside_count, [](const AsideRow &row) {
+        return AsideId{row.lane, row.generation, row.version.id};
+    });
+    at_commit.aside = ids;
+    at_commit.aside_count = count;
 }
 
 void poke_at_commit() {

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 
 #include "core/uuid.hpp"
+#include "worker/memory.hpp"
 
 namespace outbox_relay::worker {
 
@@ -15,6 +17,10 @@ void wake_at_commit(const std::string &route, const std::optional<core::Uuid> &t
 
 /// The same for every lane of this database: where it takes too much to tell which have rows.
 void wake_all_at_commit();
+
+/// Remembers to give rows that lanes have set aside another try: at commit, those of a rollback to a
+/// savepoint too. Not by PREPARE TRANSACTION.
+void let_go_at_commit(std::span<const AsideRow> rows);
 
 /// Remembers that outbox_route changed: at commit the launcher looks at this database again and its
 /// workers read the routes anew. Does nothing when the library is not preloaded.

@@ -110,6 +110,23 @@ SQL
     is(relay('tx'), '2|2|0|0|0|0|0', 'and come back');
 };
 
+subtest 'what the worker had published is settled and not sent again' => sub {
+    my $table = scene('half');
+    insert_rows($node, $table, 'half', 5);
+    $node->safe_psql('postgres', <<"SQL");
+CREATE FUNCTION app.half_f() RETURNS trigger LANGUAGE plpgsql AS \$\$ BEGIN RAISE 'no'; END \$\$;
+CREATE TRIGGER t BEFORE DELETE ON $table FOR EACH ROW EXECUTE FUNCTION app.half_f();
+UPDATE outbox_route SET enabled = true WHERE name = 'half';
+SQL
+    wait_lane($node, 'half', 'failed_passes > 0');
+    is($e->count->{events}, 5, 'sent by a pass that then failed');
+    $node->safe_psql('postgres', "DROP TRIGGER t ON $table; UPDATE outbox_route SET enabled = false WHERE name = 'half'");
+    insert_rows($node, $table, 'half', 1);
+    is($node->safe_psql('postgres', "BEGIN; SELECT claimed, published FROM outbox_relay_pass('half', 5); ROLLBACK; SELECT count(*) FROM $table"), "5|5\n6", 'settled, and rolled back');
+    is(relay('half'), '6|6|0|0|0|0|0', 'settled');
+    is($e->count->{events}, 6, 'only the new row was sent');
+};
+
 subtest 'rows that the transaction wrote itself are skipped' => sub {
     my $table = scene('own');
     insert_rows($node, $table, 'own', 3);
@@ -128,6 +145,21 @@ SELECT count(*) FROM $table;
 SQL
     is($e->count->{events}, 3, 'nothing of its own was sent');
     is(relay('own', 1000), '252|252|0|0|0|0|0', 'the next transaction sends them');
+
+    # Rows of its own that are ripe come before those that were tried again.
+    insert_rows($node, $table, 'own', 5, columns => { attempts => 1, available_at => \q{now() - interval '1 min'} });
+    is($node->safe_psql('postgres', <<"SQL"), "5\n60", 'retries behind ripe rows of its own');
+BEGIN;
+INSERT INTO $table SELECT (jsonb_populate_record(o, jsonb_build_object('id', gen_random_uuid(), 'event_id', gen_random_uuid(), 'available_at', '2020-01-01'))).*
+    FROM $table AS o, generate_series(1, 60) LIMIT 60;
+SELECT published FROM outbox_relay_pass('own', 100);
+COMMIT;
+SELECT count(*) FROM $table;
+SQL
+    insert_rows($node, $table, 'own', 40);
+    is(relay('own', 40), '40|40|0|0|0|0|0', 'both kinds');
+    is(value($node, "SELECT count(*) FROM $table WHERE available_at IS NULL"), 20, 'half each');
+    is(relay('own'), '60|60|0|0|0|0|0', 'the rest');
 
     insert_rows($node, $table, 'own', 1, columns => { status => 'failed' });
     is($node->safe_psql('postgres', "BEGIN; SELECT outbox_requeue_failed('own'); SELECT claimed FROM outbox_relay_pass('own'); COMMIT"), "1\n0", 'a row that it requeued is its own too');
@@ -317,7 +349,7 @@ subtest 'what is refused' => sub {
     $node->safe_psql('postgres', <<'SQL');
 INSERT INTO outbox_route (name, relation, url, owner, bound_to) VALUES ('foreign', 'app.refused', 'http://127.0.0.1:9/', current_user, '1/2/');
 SQL
-    like(error_of("\\set VERBOSITY verbose\nSELECT outbox_relay_pass('foreign')"), qr/55000.*bound to another database/, 'bound elsewhere');
+    like(error_of("\\set VERBOSITY verbose\nSELECT outbox_relay_pass('foreign')"), qr/55000.*bound to another database.*HINT:  [^\n]*outbox_adopt\(\)/s, 'bound elsewhere');
     is($e->count->{received}, 0, 'nothing was sent');
 };
 

@@ -128,6 +128,40 @@ subtest 'the row at fault is found and set aside' => sub {
     drop('poison');
 };
 
+subtest 'a row set aside gets another try by requeue, or when the route changes' => sub {
+    my $bad = note_sql('again') . q{IF event.event_type LIKE 'bad%' THEN RAISE 'not this one'; END IF;};
+    my $table = scene('again', $bad, retry_max_backoff => '100ms');
+    for my $n (1 .. 3)
+    {
+        # One at a time: two rows that fail at once are taken for a fault of the lane.
+        $node->safe_psql('postgres', "BEGIN; SELECT outbox_stage('again', CASE i WHEN 1 THEN 'bad$n' ELSE 'e' END, '1') FROM generate_series(1, 4) i; COMMIT");
+        wait_lane($node, 'again', "set_aside = $n");
+    }
+    my $left = "SELECT string_agg(event_type, ',' ORDER BY event_type) FROM $table";
+    target('again', note_sql('again'));
+    wait_passes($node, 'again', 3);
+    is(value($node, $left), 'bad1,bad2,bad3', 'the function is mended, the rows wait');
+    is(value($node, "SELECT outbox_requeue_failed('again', '{}')"), 0, 'none of no events');
+    is($node->safe_psql('postgres', "BEGIN; SELECT outbox_requeue_failed('again'); ROLLBACK"), 3, 'counted');
+    wait_passes($node, 'again', 3);
+    is(lane($node, 'again')->{set_aside}, 3, 'a rollback leaves them aside');
+    is(value($node, "SELECT outbox_requeue_failed('again', ARRAY(SELECT event_id FROM $table WHERE event_type = 'bad2'))"), 1, 'one event');
+    wait_sql($node, 'postgres', $left, expected => 'bad1,bad3');
+    is(wait_lane($node, 'again', 'set_aside = 2')->{set_aside}, 2, 'the others stay aside');
+    $node->safe_psql('postgres', "UPDATE $table SET status = 'failed', attempts = 7 WHERE event_type = 'bad1'");
+    is(value($node, "SELECT outbox_requeue_failed('again')"), 2, 'all, with those that failed');
+    wait_empty($node, $table, all => 1);
+
+    target('again', $bad);
+    $node->safe_psql('postgres', "BEGIN; SELECT outbox_stage('again', CASE i WHEN 1 THEN 'bad' ELSE 'e' END, '1') FROM generate_series(1, 4) i; COMMIT");
+    wait_lane($node, 'again', 'set_aside = 1');
+    target('again', note_sql('again'));
+    $node->safe_psql('postgres', "UPDATE outbox_route SET pass_deadline = '6s' WHERE name = 'again'");
+    wait_empty($node, $table, all => 1);
+    is(wait_lane($node, 'again', 'set_aside = 0')->{set_aside}, 0, 'the route has changed');
+    drop('again');
+};
+
 subtest 'a fault of the function itself sets nothing aside' => sub {
     my $table = scene('broken', q{RAISE 'out of order';});
     for my $round (1 .. 6)
