@@ -12,6 +12,7 @@
 #include "pg/clock.hpp"
 #include "pg/compat.hpp"
 #include "pg/guard.hpp"
+#include "pg/session.hpp"
 #include "pg/transaction.hpp"
 #include "store/encoding.hpp"
 #include "store/tenancy.hpp"
@@ -165,7 +166,7 @@ bool Relay::may_serve() {
             place_lanes();
         return true;
     }
-    return refresh_routes() || !give_up_slot();
+    return (refresh_routes() || !give_up_slot()) && !signals.terminate;
 }
 
 /// True when outbox_relay.workers was lowered and as many as it allows have slots before ours.
@@ -206,7 +207,29 @@ bool Relay::refresh_routes() {
         if (index >= 0)
             pg_atomic_write_u32(&shared()->databases[index].poked, 0);
     }
+    std::vector<store::Route> routes;
+    try {
+        // Who is to drain waits no longer than the lock_timeout; others have nothing to finish here.
+        signals.may_die = drains() ? 0 : 1;
+        routes = read_routes();
+        signals.may_die = 0;
+    } catch (const pg::Error &error) {
+        signals.may_die = 0;
+        if (error.sqlstate() != ERRCODE_LOCK_NOT_AVAILABLE)
+            throw;
+        // Somebody changes the table, or keeps it: what is known holds until it can be read.
+        pg::abort_transaction();
+        routes_generation_ = 0;
+        return true;
+    }
+    adopt_routes(std::move(routes));
+    return !work_.empty() || !fits_library_;
+}
+
+/// The routes that are to be relayed here.
+std::vector<store::Route> Relay::read_routes() {
     pg::start_transaction();
+    pg::set_local("lock_timeout", std::to_string(settings::parameters.pass_statement_timeout_ms).c_str());
     // The generation is read first: a change while we read makes us read again.
     routes_generation_ = store::routes_generation();
     const std::optional<store::Extension> extension = store::find_extension();
@@ -233,8 +256,7 @@ bool Relay::refresh_routes() {
         else
             active.push_back(std::move(route));
     }
-    adopt_routes(std::move(active));
-    return !work_.empty() || !fits;
+    return active;
 }
 
 void Relay::warn_of_version() {

@@ -72,6 +72,7 @@ class Relay {
     bool parameters_changed();
     bool fits_library();
     bool refresh_routes();
+    std::vector<store::Route> read_routes();
     bool give_up_slot();
     void adopt_routes(std::vector<store::Route> routes);
     bool lists_changed();
