@@ -119,7 +119,7 @@ Datum outbox_relay_requeue_failed(PG_FUNCTION_ARGS) {
         const std::optional<outbox_relay::core::Uuid> tenant = api::tenant_argument(fcinfo, 2, route);
         const std::int64_t count = api::requeue({route, tenant, event_ids, owner});
         if (count > 0 && route.has_tenants() && !tenant)
-            worker::wake_all_at_commit();
+            worker::wake_tenants_at_commit(route.name);
         else if (count > 0)
             worker::wake_at_commit(route.name, route.has_tenants() ? tenant : std::nullopt);
         return Int64GetDatum(count);

@@ -1,12 +1,11 @@
 #include <cstring>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "store/relation.hpp"
 #include "store/route.hpp"
+#include "store/tenancy.hpp"
 #include "worker/stats.hpp"
 #include "worker/wake.hpp"
 
@@ -30,12 +29,6 @@ PG_FUNCTION_INFO_V1(outbox_relay_wake);
 namespace outbox_relay::api {
 
 namespace {
-
-/// More lanes than this in one statement are not told apart.
-constexpr std::size_t kMaxLanes = 64;
-
-/// A lane by its names.
-using LaneName = std::pair<std::string, std::optional<core::Uuid>>;
 
 TriggerData *trigger_data(FunctionCallInfo fcinfo) {
     auto *data = reinterpret_cast<TriggerData *>(fcinfo->context);
@@ -104,40 +97,66 @@ class NewRows {
     TupleTableSlot *slot_ = nullptr;
 };
 
-/// The lanes that the inserted rows belong to; nothing when there are too many or the table has no such
-/// columns.
-std::optional<std::set<LaneName>> inserted_lanes(const store::Extension &extension, TriggerData *data) {
-    NewRows rows(data);
-    std::set<LaneName> lanes;
-    std::string last;
-    bool by_tenant = false;
-    while (rows.has_columns() && lanes.size() <= kMaxLanes && rows.next()) {
-        const std::string route = rows.route();
-        if (route.empty() || (route == last && !by_tenant))
-            continue;
-        if (route != last) {
-            const store::Route *known = store::find_route(extension, route);
-            by_tenant = known != nullptr && known->has_tenants();
-            last = route;
-        }
-        lanes.emplace(route, by_tenant ? rows.tenant() : std::nullopt);
+/// How the rows of one route in a statement find their lanes.
+struct Lanes {
+    std::string route;
+    store::TenantFilter filter = store::TenantFilter::none;
+    std::optional<core::Uuid> last_tenant;
+    bool begun = false; ///< a row of them was seen
+};
+
+/// Wakes the lane of a row. One without a tenant belongs, in a tenant's own table, to the tenant of the
+/// table, which is not known here; in a table that tenants share to nobody.
+void wake_lane_of_row(Lanes &lanes, NewRows &rows) {
+    if (lanes.filter == store::TenantFilter::none) {
+        if (!lanes.begun)
+            worker::wake_at_commit(lanes.route, std::nullopt);
+    } else {
+        const std::optional<core::Uuid> tenant = rows.tenant();
+        if (lanes.begun && tenant == lanes.last_tenant)
+            return;
+        lanes.last_tenant = tenant;
+        if (tenant)
+            worker::wake_at_commit(lanes.route, tenant);
+        else if (lanes.filter == store::TenantFilter::table)
+            worker::wake_tenants_at_commit(lanes.route);
     }
-    const bool told = rows.has_columns() && lanes.size() <= kMaxLanes;
-    rows.end();
-    return told ? std::optional(lanes) : std::nullopt;
+    lanes.begun = true;
 }
 
-/// Wakes the lanes of the routes whose table this is; of those that find their tables by tenant it takes too
-/// much to tell.
-void wake_lanes_of(const store::Extension &extension, Oid table) {
-    for (const store::Route &route : store::all_routes(extension)) {
-        if (!route.has_tenants()) {
-            const std::optional<store::Relation> relation = store::find_relation(route.relation, NoLock);
-            if (relation && relation->oid == table)
-                worker::wake_at_commit(route.name, std::nullopt);
-        } else if (route.enabled) {
-            worker::wake_all_at_commit();
+/// Wakes the lanes that the inserted rows belong to; false when the table has no columns that tell.
+bool wake_lanes_of_rows(const store::Extension &extension, TriggerData *data) {
+    NewRows rows(data);
+    const bool told = rows.has_columns();
+    Lanes lanes;
+    while (told && rows.next()) {
+        std::string route = rows.route();
+        if (route.empty())
+            continue;
+        if (route != lanes.route) {
+            const store::Route *known = store::find_route(extension, route);
+            lanes = {std::move(route), known == nullptr ? store::TenantFilter::none : tenant_filter(*known),
+                     std::nullopt, false};
         }
+        wake_lane_of_row(lanes, rows);
+    }
+    rows.end();
+    return told;
+}
+
+/// Wakes the lanes of the routes whose table this is. A route that finds its tables by tenant may have it
+/// among them: to ask for each tenant takes too much.
+void wake_lanes_of_table(const store::Extension &extension, Oid table) {
+    for (const store::Route &route : store::all_routes(extension)) {
+        if (!route.relation.empty()) {
+            const std::optional<store::Relation> relation = store::find_relation(route.relation, NoLock);
+            if (!relation || relation->oid != table)
+                continue;
+        }
+        if (route.has_tenants())
+            worker::wake_tenants_at_commit(route.name);
+        else
+            worker::wake_at_commit(route.name, std::nullopt);
     }
 }
 
@@ -153,14 +172,8 @@ Datum outbox_relay_wake(PG_FUNCTION_ARGS) {
         const std::optional<store::Extension> extension = store::find_extension();
         if (!worker::shared_memory_ready() || !extension)
             return PointerGetDatum(nullptr);
-        std::optional<std::set<api::LaneName>> lanes;
-        if (data->tg_newtable != nullptr)
-            lanes = api::inserted_lanes(*extension, data);
-        if (!lanes)
-            api::wake_lanes_of(*extension, RelationGetRelid(data->tg_relation));
-        else
-            for (const auto &[route, tenant] : *lanes)
-                worker::wake_at_commit(route, tenant);
+        if (data->tg_newtable == nullptr || !api::wake_lanes_of_rows(*extension, data))
+            api::wake_lanes_of_table(*extension, RelationGetRelid(data->tg_relation));
         return PointerGetDatum(nullptr);
     });
 }

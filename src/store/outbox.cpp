@@ -84,11 +84,12 @@ void OutboxStore::begin() {
     else
         savepoint_.begin();
     open_ = true;
-    check_extension();
     owner_ = owner_of(route_);
     if (frame_ == Frame::own)
         limits_ = limits_for(owner_, settings_);
     set_limits();
+    // Behind the limits: who drops the extension may hold its lock for as long as he likes.
+    check_extension();
     const std::vector<Finding> findings = check_route(route_, tenant_, settings_, owner_, limits_, checked_);
     raise_blocking(route_, findings);
     forget_other_plans();
@@ -100,8 +101,8 @@ void OutboxStore::begin() {
 void OutboxStore::open() {
     pg::start_transaction();
     open_ = true;
-    check_extension();
     set_limits();
+    check_extension();
     pg::spi_connect();
 }
 

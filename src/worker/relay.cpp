@@ -12,6 +12,7 @@
 #include "pg/clock.hpp"
 #include "pg/compat.hpp"
 #include "pg/guard.hpp"
+#include "pg/session.hpp"
 #include "pg/transaction.hpp"
 #include "pg/watchdog.hpp"
 #include "store/encoding.hpp"
@@ -173,7 +174,7 @@ bool Relay::may_serve() {
             place_lanes();
         return true;
     }
-    return refresh_routes() || !give_up_slot();
+    return (refresh_routes() || !give_up_slot()) && !signals.terminate;
 }
 
 /// True when outbox_relay.workers was lowered and as many as it allows have slots before ours.
@@ -214,7 +215,31 @@ bool Relay::refresh_routes() {
         if (index >= 0)
             pg_atomic_write_u32(&shared()->databases[index].poked, 0);
     }
+    std::vector<store::Route> routes;
+    std::set<std::string> existing;
+    try {
+        // Who is to drain waits no longer than the lock_timeout; others have nothing to finish here.
+        signals.may_die = drains() ? 0 : 1;
+        routes = read_routes(existing);
+        signals.may_die = 0;
+    } catch (const pg::Error &error) {
+        signals.may_die = 0;
+        if (error.sqlstate() != ERRCODE_LOCK_NOT_AVAILABLE)
+            throw;
+        // Somebody changes the table, or keeps it: what is known holds until it can be read.
+        pg::abort_transaction();
+        routes_generation_ = 0;
+        return true;
+    }
+    adopt_routes(std::move(routes));
+    leave_other_lanes(existing);
+    return !work_.empty() || !fits_library_;
+}
+
+/// The routes that are to be relayed here, and the names of all that there are.
+std::vector<store::Route> Relay::read_routes(std::set<std::string> &existing) {
     pg::start_transaction();
+    pg::set_local("lock_timeout", std::to_string(settings::parameters.pass_statement_timeout_ms).c_str());
     // The generation is read first: a change while we read makes us read again.
     routes_generation_ = store::routes_generation();
     const std::optional<store::Extension> extension = store::find_extension();
@@ -232,7 +257,6 @@ bool Relay::refresh_routes() {
     if (!fits && fits_library_)
         warn_of_version();
     fits_library_ = fits;
-    std::set<std::string> existing;
     std::vector<store::Route> active;
     for (store::Route &route : routes) {
         existing.insert(route.name);
@@ -243,9 +267,7 @@ bool Relay::refresh_routes() {
         else
             active.push_back(std::move(route));
     }
-    adopt_routes(std::move(active));
-    leave_other_lanes(existing);
-    return !work_.empty() || !fits;
+    return active;
 }
 
 /// Lanes of routes that are no more are given back; those of routes that are not relayed now, with their

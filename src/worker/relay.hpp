@@ -74,6 +74,7 @@ class Relay {
     bool parameters_changed();
     bool fits_library();
     bool refresh_routes();
+    std::vector<store::Route> read_routes(std::set<std::string> &existing);
     bool give_up_slot();
     void adopt_routes(std::vector<store::Route> routes);
     void leave_other_lanes(const std::set<std::string> &existing);

@@ -17,10 +17,11 @@ namespace outbox_relay::worker {
 
 namespace {
 
-/// A lane to wake at commit: slot and the generation it had when its rows were staged.
+/// What to wake at commit: a lane, or all tenants' lanes of a route.
 struct Pending {
-    int lane;
-    std::uint32_t generation;
+    LaneKey key;
+    int lane; ///< its slot when its rows were staged, -1: it had none
+    bool all_tenants;
 };
 
 /// A row to let go at commit.
@@ -35,10 +36,9 @@ struct AsideId {
 constexpr int kMaxPending = 64;
 
 struct AtCommit {
-    Pending lanes[kMaxPending];
+    Pending wakes[kMaxPending];
     int count = 0;
-    bool every_lane = false;   ///< more lanes than fit
-    bool unknown_lane = false; ///< one without a slot: it is due as soon as a worker makes it
+    bool every_lane = false; ///< of more routes than fit
     int poked_database = -1;
     AsideId *aside = nullptr;
     std::size_t aside_count = 0;
@@ -53,10 +53,40 @@ void make_due(Lane &lane) {
                                          static_cast<std::uint64_t>(pg::monotonic_us()));
 }
 
-void wake_every_lane() {
-    for (int i = 0; i < shared()->max_lanes; ++i)
-        if (lane_at(i).used && lane_at(i).key.database == MyDatabaseId)
-            make_due(lane_at(i));
+bool same_route(const LaneKey &a, const LaneKey &b) {
+    return a.database == b.database && std::memcmp(a.route, b.route, sizeof(a.route)) == 0;
+}
+
+bool wakes(const Pending &pending, const LaneKey &key) {
+    return pending.all_tenants ? key.has_tenant != 0 && same_route(pending.key, key)
+                               : std::memcmp(&pending.key, &key, sizeof(key)) == 0;
+}
+
+/// Wakes the lane where it was when its rows were staged; false when it is not there. Without the lock: who
+/// gives the slot away at this moment makes the lane anew, and due.
+bool wake_known(const Pending &pending) noexcept {
+    if (pending.lane < 0)
+        return false;
+    Lane &lane = lane_at(pending.lane);
+    if (!lane.used || !wakes(pending, lane.key))
+        return false;
+    make_due(lane);
+    return true;
+}
+
+/// Looks for the lanes of the first `count` wakes by their keys. One that has no slot is found by nobody:
+/// when it is made it is due at once, and its first pass sees these rows.
+void wake_others(int count) noexcept {
+    for (int i = 0; i < shared()->max_lanes; ++i) {
+        Lane &lane = lane_at(i);
+        if (!lane.used || lane.key.database != MyDatabaseId)
+            continue;
+        bool due = at_commit.every_lane;
+        for (int at = 0; at < count && !due; ++at)
+            due = wakes(at_commit.wakes[at], lane.key);
+        if (due)
+            make_due(lane);
+    }
 }
 
 /// Rarely done, so the lock is taken: that raises nothing.
@@ -76,14 +106,13 @@ void let_rows_go() {
 /// and latches, and what can't fail.
 void committed() noexcept {
     let_rows_go();
-    const bool staged = at_commit.count > 0 || at_commit.every_lane || at_commit.unknown_lane;
-    for (int i = 0; i < at_commit.count; ++i) {
-        Lane &lane = lane_at(at_commit.lanes[i].lane);
-        if (lane.generation == at_commit.lanes[i].generation)
-            make_due(lane);
-    }
-    if (at_commit.every_lane)
-        wake_every_lane();
+    const bool staged = at_commit.count > 0 || at_commit.every_lane;
+    int others = 0;
+    for (int i = 0; i < at_commit.count; ++i)
+        if (!wake_known(at_commit.wakes[i]))
+            at_commit.wakes[others++] = at_commit.wakes[i];
+    if (others > 0 || at_commit.every_lane)
+        wake_others(others);
     if (staged)
         wake_worker(MyDatabaseId);
     if (at_commit.poked_database >= 0) {
@@ -96,7 +125,6 @@ void committed() noexcept {
 void forget() noexcept {
     at_commit.count = 0;
     at_commit.every_lane = false;
-    at_commit.unknown_lane = false;
     at_commit.poked_database = -1;
     at_commit.aside = nullptr;
     at_commit.aside_count = 0;
@@ -127,6 +155,13 @@ void listen() {
     registered = true;
 }
 
+bool is_pending(const LaneKey &key) {
+    for (int i = 0; i < at_commit.count; ++i)
+        if (wakes(at_commit.wakes[i], key))
+            return true;
+    return false;
+}
+
 } // namespace
 
 void wake_at_commit(const std::string &route, const std::optional<core::Uuid> &tenant) {
@@ -134,26 +169,36 @@ void wake_at_commit(const std::string &route, const std::optional<core::Uuid> &t
         return;
     listen();
     const LaneKey key = lane_key(MyDatabaseId, route, tenant);
-    for (int i = 0; i < at_commit.count; ++i) {
-        const Lane &lane = lane_at(at_commit.lanes[i].lane);
-        if (std::memcmp(&lane.key, &key, sizeof(key)) == 0)
-            return;
+    if (is_pending(key))
+        return;
+    if (at_commit.count == kMaxPending) {
+        if (tenant)
+            wake_tenants_at_commit(route);
+        else
+            at_commit.every_lane = true;
+        return;
     }
     LockedLanes locked(LW_SHARED);
-    const int index = find_lane(key);
-    if (index < 0)
-        at_commit.unknown_lane = true;
-    else if (at_commit.count == kMaxPending)
-        at_commit.every_lane = true;
-    else
-        at_commit.lanes[at_commit.count++] = {index, lane_at(index).generation};
+    at_commit.wakes[at_commit.count++] = {key, find_lane(key), false};
 }
 
-void wake_all_at_commit() {
-    if (shared() == nullptr)
+void wake_tenants_at_commit(const std::string &route) {
+    if (shared() == nullptr || at_commit.every_lane)
         return;
     listen();
-    at_commit.every_lane = true;
+    const Pending all{lane_key(MyDatabaseId, route, std::nullopt), -1, true};
+    int kept = 0;
+    for (int i = 0; i < at_commit.count; ++i)
+        if (!wakes(all, at_commit.wakes[i].key))
+            at_commit.wakes[kept++] = at_commit.wakes[i];
+    at_commit.count = kept;
+    for (int i = 0; i < at_commit.count; ++i)
+        if (at_commit.wakes[i].all_tenants && same_route(at_commit.wakes[i].key, all.key))
+            return;
+    if (at_commit.count == kMaxPending)
+        at_commit.every_lane = true;
+    else
+        at_commit.wakes[at_commit.count++] = all;
 }
 
 void let_go_at_commit(std::span<const AsideRow> rows) {

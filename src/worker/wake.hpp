@@ -15,8 +15,9 @@ namespace outbox_relay::worker {
 /// when the library is not preloaded.
 void wake_at_commit(const std::string &route, const std::optional<core::Uuid> &tenant);
 
-/// The same for every lane of this database: where it takes too much to tell which have rows.
-void wake_all_at_commit();
+/// The same for the lanes of all tenants of `route`, of which there may be more than a transaction can
+/// remember, or of which it takes too much to tell which have rows.
+void wake_tenants_at_commit(const std::string &route);
 
 /// Remembers to give rows that lanes have set aside another try: at commit, those of a rollback to a
 /// savepoint too. Not by PREPARE TRANSACTION.

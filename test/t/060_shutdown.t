@@ -1,4 +1,5 @@
 # The shutdown of the server: without a drain what is in flight gets a second, with one the rest goes out, in time.
+# Evictions, which never drain, and the ends of workers that wait for a lock.
 
 use strict;
 use warnings;
@@ -11,7 +12,7 @@ use OutboxRelay::Endpoint;
 use OutboxRelay::Lane;
 use OutboxRelay::Node;
 
-my $node = new_node('stopping', conf => "outbox_relay.interval = '1h'\n");
+my $node = new_node('stopping', conf => "outbox_relay.interval = '1h'\nmax_prepared_transactions = 2\n");
 my $e = OutboxRelay::Endpoint->start;
 
 sub table_and_route
@@ -179,6 +180,34 @@ subtest 'a smart shutdown waits for clients, and relays meanwhile' => sub {
     ok($stop->finish, 'then the server stops');
     $node->{_pid} = undef;
     $node->start;
+};
+
+# What waits for a lock on outbox_route or on the extension has nothing to finish, and somebody may hold it for ever.
+subtest 'a lock that nobody gives back does not hold up an end' => sub {
+    my $table = table_and_route('behind_lock');
+    my $holder = hold_session($node, 'BEGIN; LOCK TABLE outbox_route IN ACCESS EXCLUSIVE MODE');
+    my $evict = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'outbox_relay worker'";
+    my $waiting = "SELECT count(*) > 0 FROM pg_stat_activity WHERE backend_type = 'outbox_relay worker' AND wait_event_type = 'Lock'";
+    value($node, $evict);
+    wait_sql($node, 'postgres', $waiting);
+    my @pids = worker_pids($node, 'postgres');
+    my $began = time();
+    value($node, $evict);
+    wait_until(sub { my %now = map { $_ => 1 } worker_pids($node, 'postgres'); !grep { $now{$_} } @pids }, what => 'workers that wait for outbox_route to go');
+    cmp_ok(time() - $began, '<', 3, 'an eviction');
+    $holder->query_safe("PREPARE TRANSACTION 'routes'");
+    $holder->quit;
+    wait_sql($node, 'postgres', $waiting);
+    cmp_ok(stop_and_look(), '<', 4, 'a fast shutdown, outbox_route locked by a prepared transaction');
+    value($node, "ROLLBACK PREPARED 'routes'");
+    go_on();
+
+    table_and_route('behind_drop', drain_on_shutdown => 1, interval => '100ms');
+    value($node, "BEGIN; DROP EXTENSION outbox_relay; PREPARE TRANSACTION 'drop'");
+    wait_sql($node, 'postgres', $waiting);
+    cmp_ok(stop_and_look(), '<', 5, 'and the extension, with a route to drain');
+    value($node, "ROLLBACK PREPARED 'drop'");
+    go_on();
 };
 
 # SCH-15
