@@ -102,6 +102,8 @@ void OutboxStore::open() {
     open_ = true;
     check_extension();
     set_limits();
+    // Statements name the table, and nothing has held it since the transaction before.
+    hold_checked(route_, owner_, limits_, checked_);
     pg::spi_connect();
 }
 
