@@ -65,4 +65,17 @@ SQL
     value($node, "DELETE FROM outbox_route WHERE name IN ('replaced', 'given'); ALTER SCHEMA app OWNER TO postgres");
 };
 
+# Marks hold up the loop for longer than a request may take: an answer that came meanwhile is an answer.
+subtest 'marks slower than request_timeout and connect_timeout' => sub {
+    my $table = table_and_route('slow_marks', url => $e->url('/slow?ms=60'), request_timeout => '500ms', connect_timeout => '500ms', max_attempts => 1, enabled => 0);
+    value($node, "CREATE FUNCTION app.slow() RETURNS trigger LANGUAGE plpgsql AS \$\$ BEGIN PERFORM pg_sleep(0.024); RETURN NEW; END \$\$;
+        CREATE TRIGGER slow BEFORE UPDATE ON $table FOR EACH ROW WHEN (NEW.status = 'published') EXECUTE FUNCTION app.slow()");
+    my @ids = stage_many($node, 'slow_marks', 100);
+    set_route('slow_marks', 'enabled = true');
+    wait_empty($node, $table, endpoint => $e);
+    is(statuses($table), 'published 100', 'all are published');
+    my $oracle = OutboxRelay::Oracle->new(node => $node, relation => $table, endpoint => $e, truth => \@ids);
+    $oracle->check_duplicates_at_most(0);
+};
+
 done_testing();
