@@ -44,7 +44,7 @@ struct Reply {
     std::int64_t body_bytes = 0;     ///< of the request's body
 };
 
-/// Time limits of one request, in milliseconds.
+/// Time limits of one request, in milliseconds, as far as somebody polls meanwhile.
 struct RequestLimits {
     std::int64_t timeout_ms = 0;
     std::int64_t connect_timeout_ms = 0;

@@ -19,6 +19,9 @@ namespace {
 /// keep the connection, and an endpoint that drips it must not hold a place in the pass.
 constexpr std::int64_t kBodyPatienceUs = 1'000'000;
 
+/// What a caller does between two calls takes less, as a rule; it is not worth telling libcurl of.
+constexpr std::int64_t kShortUs = 1'000;
+
 void check(CURLMcode code, const char *call) {
     if (code == CURLM_OUT_OF_MEMORY)
         throw std::bad_alloc();
@@ -29,7 +32,7 @@ void check(CURLMcode code, const char *call) {
 } // namespace
 
 CurlTransport::CurlTransport(TransportSettings settings)
-    : settings_(std::move(settings)), last_used_us_(steady_us()) {
+    : settings_(std::move(settings)), listened_us_(steady_us()) {
     initialise_library();
     open();
 }
@@ -65,7 +68,9 @@ void CurlTransport::keep_handle(std::unique_ptr<Transfer> transfer) {
 }
 
 void CurlTransport::start(std::uint64_t ticket, core::Request request, const core::RequestLimits &limits) {
+    catch_up();
     std::unique_ptr<Transfer> transfer = take_handle();
+    transfer->deaf_us = deaf_us_;
     if (auto problem = transfer->prepare(ticket, std::move(request), limits)) {
         refused_.push_back(transfer->refuse(std::move(*problem)));
         keep_handle(std::move(transfer));
@@ -97,6 +102,18 @@ std::unique_ptr<Transfer> CurlTransport::deactivate(Transfer &transfer) {
     return owned;
 }
 
+/// Takes note of the time since we last listened.
+void CurlTransport::catch_up() {
+    const std::int64_t now_us = steady_us();
+    const std::int64_t deaf_us = now_us - listened_us_;
+    deaf_us_ += deaf_us;
+    listened_us_ = now_us;
+    if (deaf_us < kShortUs)
+        return;
+    for (const auto &transfer : active_)
+        transfer->excuse(deaf_us_);
+}
+
 void CurlTransport::perform() {
     const SignalBlock block;
     int running = 0;
@@ -121,51 +138,62 @@ void CurlTransport::collect(std::vector<core::Reply> &replies) {
     }
 }
 
-/// Ends what has its answer and has waited for the rest of the body for long enough.
-void CurlTransport::collect_awaiting_body(std::vector<core::Reply> &replies) {
-    body_awaited_ = false;
-    const std::int64_t now = steady_us();
-    for (std::size_t i = active_.size(); i-- > 0;) {
-        Transfer &transfer = *active_[i];
-        if (!transfer.header_complete() || !transfer.is_answered())
-            continue;
+/// Of a transfer that has its answer the rest of the body is waited for, though not for long.
+bool CurlTransport::is_overdue(Transfer &transfer, std::int64_t now_us) {
+    std::int64_t end_us = transfer.ends_us(deaf_us_);
+    if (transfer.header_complete() && transfer.is_answered()) {
         if (transfer.body_awaited_from == 0)
-            transfer.body_awaited_from = now;
-        if (now - transfer.body_awaited_from < kBodyPatienceUs) {
-            body_awaited_ = true;
+            transfer.body_awaited_from = now_us;
+        end_us = std::min(end_us, transfer.body_awaited_from + kBodyPatienceUs);
+    }
+    if (end_us <= now_us)
+        return true;
+    next_end_us_ = std::min(next_end_us_, end_us);
+    return false;
+}
+
+/// Ends what is out of time. To be called when everything that has arrived is taken in.
+void CurlTransport::end_overdue(std::vector<core::Reply> &replies) {
+    next_end_us_ = INT64_MAX;
+    const std::int64_t now_us = steady_us();
+    for (std::size_t i = active_.size(); i-- > 0;) {
+        if (!is_overdue(*active_[i], now_us))
             continue;
-        }
         const SignalBlock block;
-        std::unique_ptr<Transfer> owned = deactivate(transfer);
-        replies.push_back(owned->give_up());
+        std::unique_ptr<Transfer> owned = deactivate(*active_[i]);
+        replies.push_back(owned->time_out());
         keep_handle(std::move(owned));
     }
 }
 
 int CurlTransport::bounded_wait_ms(int max_wait_ms) const {
-    constexpr int kPatienceMs = static_cast<int>(kBodyPatienceUs / 1000);
-    return body_awaited_ ? std::min(max_wait_ms, kPatienceMs) : max_wait_ms;
+    const std::int64_t left_us = next_end_us_ - steady_us();
+    return left_us >= std::int64_t{1000} * max_wait_ms
+               ? max_wait_ms
+               : static_cast<int>(std::max<std::int64_t>(left_us, 0) / 1000 + 1);
 }
 
 void CurlTransport::poll(int max_wait_ms, std::vector<core::Reply> &replies) {
     const std::size_t before = replies.size();
+    catch_up();
     if (!active_.empty())
         perform();
     collect(replies);
-    collect_awaiting_body(replies);
+    end_overdue(replies);
     if (replies.size() != before || active_.empty() || max_wait_ms <= 0) {
-        last_used_us_ = steady_us();
+        listened_us_ = steady_us();
         return;
     }
     check(curl_multi_poll(multi_.get(), nullptr, 0, bounded_wait_ms(max_wait_ms), nullptr),
           "curl_multi_poll");
     perform();
     collect(replies);
-    collect_awaiting_body(replies);
-    last_used_us_ = steady_us();
+    end_overdue(replies);
+    listened_us_ = steady_us();
 }
 
 void CurlTransport::cancel(std::vector<core::Reply> &replies) {
+    catch_up();
     const SignalBlock block;
     int running = 0;
     // What it says is of no interest any more: this is how a pass ends that something has failed in.
@@ -177,12 +205,11 @@ void CurlTransport::cancel(std::vector<core::Reply> &replies) {
         replies.push_back(owned->give_up());
         keep_handle(std::move(owned));
     }
-    body_awaited_ = false;
-    last_used_us_ = steady_us();
+    listened_us_ = steady_us();
 }
 
 bool CurlTransport::is_idle_too_long(std::int64_t max_idle_ms) const {
-    return in_flight() == 0 && steady_us() - last_used_us_ > max_idle_ms * 1000;
+    return in_flight() == 0 && steady_us() - listened_us_ > max_idle_ms * 1000;
 }
 
 void CurlTransport::drop_idle() {

@@ -24,6 +24,9 @@ struct TransportSettings {
 /// and handles are kept from pass to pass, so there is one transport per lane and version of its
 /// settings: no connection is shared between targets with other trust.
 ///
+/// Time in which nobody listened, since the caller was busy between two calls of poll(), counts against no
+/// request: what has arrived meanwhile is an answer, however late it is read.
+///
 /// Memory in use is bounded by the requests in flight, whatever endpoints send. All signals are
 /// blocked while libcurl may start a resolver thread, and open while it waits.
 class CurlTransport final : public core::Transport {
@@ -73,18 +76,21 @@ class CurlTransport final : public core::Transport {
     void keep_handle(std::unique_ptr<Transfer> transfer);
     void perform();
     void collect(std::vector<core::Reply> &replies);
-    void collect_awaiting_body(std::vector<core::Reply> &replies);
+    void catch_up();
+    void end_overdue(std::vector<core::Reply> &replies);
+    bool is_overdue(Transfer &transfer, std::int64_t now_us);
     int bounded_wait_ms(int max_wait_ms) const;
 
     TransportSettings settings_;
     std::unique_ptr<CURLM, Cleanup> multi_;
     std::vector<std::unique_ptr<Transfer>> active_;
     std::vector<std::unique_ptr<Transfer>> idle_;
-    std::vector<core::Reply> refused_; ///< never reached libcurl; handed out by the next poll
-    bool body_awaited_ = false;        ///< an active transfer has its header block and lacks its body
+    std::vector<core::Reply> refused_;     ///< never reached libcurl; handed out by the next poll
+    std::int64_t next_end_us_ = INT64_MAX; ///< when the time of an active transfer runs out, steady
+    std::int64_t deaf_us_ = 0;             ///< time between calls, in all
     std::uint64_t connections_made_ = 0;
     std::uint64_t connections_dropped_ = 0; ///< made before the last drop_idle()
-    std::int64_t last_used_us_ = 0;
+    std::int64_t listened_us_ = 0;          ///< when we last did
 };
 
 } // namespace outbox_relay::http

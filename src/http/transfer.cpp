@@ -4,6 +4,7 @@
 #include "http/failure.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <new>
 #include <stdexcept>
 #include <string_view>
@@ -123,6 +124,7 @@ void Transfer::set_callbacks() {
 std::optional<std::string> Transfer::prepare(std::uint64_t ticket, core::Request request,
                                              const core::RequestLimits &limits) {
     ticket_ = ticket;
+    limits_ = limits;
     request_ = std::move(request);
     started_us_ = steady_us();
     body_awaited_from = 0;
@@ -140,7 +142,7 @@ std::optional<std::string> Transfer::prepare(std::uint64_t ticket, core::Request
         set(CURLOPT_CUSTOMREQUEST, request_.method.c_str());
         method_ = request_.method;
     }
-    set(CURLOPT_TIMEOUT_MS, static_cast<long>(limits.timeout_ms));
+    // limits.timeout_ms is the transport's: libcurl would end a request whose answer waits in the socket.
     set(CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(limits.connect_timeout_ms));
     return std::nullopt;
 }
@@ -213,6 +215,25 @@ core::Reply Transfer::give_up() {
     }
     release();
     return result;
+}
+
+core::Reply Transfer::time_out() {
+    (void)std::snprintf(error_, sizeof(error_), "Operation timed out after %lld milliseconds",
+                        static_cast<long long>(limits_.timeout_ms));
+    return finish(CURLE_OPERATION_TIMEDOUT);
+}
+
+std::int64_t Transfer::ends_us(std::int64_t deaf_until_now_us) const {
+    if (limits_.timeout_ms <= 0)
+        return INT64_MAX;
+    return started_us_ + limits_.timeout_ms * 1000 + deaf_until_now_us - deaf_us;
+}
+
+void Transfer::excuse(std::int64_t deaf_until_now_us) {
+    if (request_begun_ || limits_.connect_timeout_ms <= 0)
+        return;
+    const std::int64_t excused_ms = (deaf_until_now_us - deaf_us) / 1000;
+    set(CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(limits_.connect_timeout_ms + excused_ms));
 }
 
 core::Reply Transfer::refuse(std::string problem, core::Failure failure) {

@@ -49,6 +49,9 @@ class Transfer {
     /// As finish(), for an exchange that we end ourselves.
     core::Reply give_up();
 
+    /// As finish(), for an exchange whose time ran out.
+    core::Reply time_out();
+
     /// As finish(), for a request that never reached libcurl.
     core::Reply refuse(std::string problem, core::Failure failure = core::Failure::blocked);
 
@@ -57,11 +60,20 @@ class Transfer {
     bool is_answered() const;
     bool header_complete() const { return answer_.header_complete(); }
 
+    /// When its time runs out, steady, by a transport that has been deaf for so long in all; INT64_MAX:
+    /// never.
+    std::int64_t ends_us(std::int64_t deaf_until_now_us) const;
+
+    /// Tells libcurl how much of the time to connect must not count: it looks at its clock before it looks at
+    /// its sockets.
+    void excuse(std::int64_t deaf_until_now_us);
+
     CURL *handle() const { return handle_.get(); }
     static Transfer &of(CURL *handle);
 
     std::size_t slot = 0;               ///< its place among the active transfers
     std::int64_t body_awaited_from = 0; ///< steady time, 0: not awaited yet
+    std::int64_t deaf_us = 0;           ///< how long its transport had been deaf in all when it began
 
   private:
     struct Cleanup {
@@ -87,6 +99,7 @@ class Transfer {
     std::vector<curl_slist> header_list_; ///< nodes into request_.headers: libcurl only reads them
     std::string method_;                  ///< that the handle is set to
     std::uint64_t ticket_ = 0;
+    core::RequestLimits limits_;
     std::int64_t started_us_ = 0;
     bool request_begun_ = false;
     Answer answer_;

@@ -103,6 +103,8 @@ void OutboxStore::open() {
     open_ = true;
     set_limits();
     check_extension();
+    // Statements name the table, and nothing has held it since the transaction before.
+    hold_checked(route_, owner_, limits_, checked_);
     pg::spi_connect();
 }
 

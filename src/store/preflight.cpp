@@ -27,6 +27,14 @@ Finding missing_relation(const std::string &name, const char *column) {
     return finding;
 }
 
+pg::Context context_of(Oid owner, const Limits &limits) {
+    pg::Context context;
+    context.role = owner;
+    context.statement_timeout_ms = limits.statement_ms;
+    context.lock_timeout_ms = limits.lock_ms;
+    return context;
+}
+
 /// Opens a relation under its lock, as the owner. A pass that waits in vain says for what: DDL that itself
 /// waits for a lock holds up everybody who comes after it.
 std::optional<Relation> open_relation(const pg::Context &context, const std::string &name, LOCKMODE lock) {
@@ -63,16 +71,15 @@ std::vector<Finding> check_log(const std::string &name, const Effective &setting
 std::vector<Finding> check_route(const Route &route, const std::optional<core::Uuid> &tenant,
                                  const Effective &settings, Oid owner, const Limits &limits,
                                  Checked &checked) {
-    pg::Context context;
-    context.role = owner;
-    context.statement_timeout_ms = limits.statement_ms;
-    context.lock_timeout_ms = limits.lock_ms;
+    const pg::Context context = context_of(owner, limits);
     const Tables tables = tables_of(route, tenant, context);
     const std::optional<Relation> relation = open_relation(context, tables.relation, RowExclusiveLock);
     if (!relation)
         return {missing_relation(tables.relation, "relation")};
 
     checked.relation = relation->oid;
+    checked.table_owner = relation->owner;
+    checked.kind = relation->kind;
     checked.qualified_name = relation->qualified_name;
     checked.has_processing_at = relation->column("processing_at") != nullptr;
 
@@ -89,6 +96,20 @@ std::vector<Finding> check_route(const Route &route, const std::optional<core::U
     if (!tables.delivery_log.empty())
         append(findings, check_log(tables.delivery_log, settings, owner, context, checked));
     return findings;
+}
+
+void hold_checked(const Route &route, Oid owner, const Limits &limits, const Checked &checked) {
+    const std::optional<Relation> relation =
+        open_relation(context_of(owner, limits), checked.qualified_name, RowExclusiveLock);
+    if (relation && relation->oid == checked.relation && relation->owner == checked.table_owner &&
+        relation->kind == checked.kind)
+        return;
+    pg::raise({ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+               "relation " + checked.qualified_name + " was replaced while a pass of route \"" + route.name +
+                   "\" was under way",
+               relation ? "It is not the table any more, or not the same owner's, that the pass has checked."
+                        : "There is no relation of this name any more.",
+               "The lane's next pass checks the relation anew; pause the route before such a change."});
 }
 
 void raise_blocking(const Route &route, const std::vector<Finding> &findings) {

@@ -25,6 +25,8 @@ struct Finding {
 /// What preflight learned about the table that a pass needs.
 struct Checked {
     Oid relation = InvalidOid;
+    Oid table_owner = InvalidOid;
+    char kind = 0; ///< pg_class.relkind
     std::string qualified_name;
     bool has_processing_at = false;
     std::string log_name; ///< qualified; empty: no delivery log
@@ -37,6 +39,11 @@ struct Checked {
 std::vector<Finding> check_route(const Route &route, const std::optional<core::Uuid> &tenant,
                                  const Effective &settings, Oid owner, const Limits &limits,
                                  Checked &checked);
+
+/// Locks the table that preflight has checked ROW EXCLUSIVE in a further transaction of its pass, by its name
+/// and as `owner`. Raises when the name is another table's by now, or the table another owner's: its triggers
+/// would run as `owner` without anybody having checked whose they are.
+void hold_checked(const Route &route, Oid owner, const Limits &limits, const Checked &checked);
 
 /// Raises the first blocking finding as an error that names route and table.
 void raise_blocking(const Route &route, const std::vector<Finding> &findings);

@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <set>
+#include <thread>
 
 namespace outbox_relay::test {
 namespace {
@@ -342,6 +344,32 @@ TEST_F(Http, AHangEndsInATimeout) {
     EXPECT_FALSE(reply.header_complete);
     EXPECT_GE(reply.latency_us, 250'000);
     EXPECT_LT(reply.latency_us, 5'000'000);
+}
+
+TEST_F(Http, TimeInWhichNobodyListensCountsAgainstNoRequest) {
+    std::atomic<int> answered = 0;
+    ScriptedServer server([&answered](Connection &connection) {
+        ReceivedRequest request;
+        while (connection.read_request(request) && connection.send(kOk))
+            ++answered;
+    });
+    transport_.start(1, make_request(server.url()), {300, 300});
+    std::vector<Reply> replies;
+    while (answered == 0 && replies.empty())
+        transport_.poll(0, replies);
+    std::this_thread::sleep_for(std::chrono::milliseconds(600));
+    if (replies.empty())
+        replies = wait_for(transport_, 1);
+    EXPECT_TRUE(is_published(replies.at(0))) << replies.at(0).detail;
+
+    // And once somebody listens again time runs as before.
+    ScriptedServer silent(once_then_silent(""));
+    transport_.start(2, make_request(silent.url()), {300, 300});
+    std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    const Reply reply = wait_for(transport_, 1).at(0);
+    EXPECT_EQ(reply.failure, Failure::timeout);
+    EXPECT_GE(reply.latency_us, 650'000);
+    EXPECT_LT(reply.latency_us, 2'000'000);
 }
 
 TEST_F(Http, AHangInTheHeadersEndsInATimeout) {

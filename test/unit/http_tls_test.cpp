@@ -8,9 +8,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <stdexcept>
+#include <thread>
 
 extern char **environ;
 
@@ -142,6 +144,20 @@ TEST(HttpTls, TrustsWhatCaFileSays) {
     const core::Reply reply = reply_of(server, certificate.file());
     EXPECT_TRUE(is_published(reply)) << reply.detail;
     EXPECT_EQ(reply.status, 204);
+}
+
+TEST(HttpTls, TimeInWhichNobodyListensIsNotTimeToConnect) {
+    const Certificate certificate;
+    const TlsServer server(certificate);
+    http::TransportSettings settings;
+    settings.ca_file = certificate.file();
+    http::CurlTransport transport(settings);
+    transport.start(1, make_request(server.url()), {0, 300});
+    std::vector<core::Reply> replies;
+    transport.poll(0, replies);
+    std::this_thread::sleep_for(std::chrono::milliseconds(600));
+    replies = wait_for(transport, 1);
+    EXPECT_TRUE(is_published(replies.at(0))) << replies.at(0).detail;
 }
 
 TEST(HttpTls, RefusesAnUnknownIssuer) {
