@@ -679,6 +679,7 @@ void Relay::serve_signals() {
 /// claim: its rows are out of the way of the others, and the tick goes on, unless the next one fails too.
 void Relay::tick(LaneWork &work) {
     core::NextTurn next;
+    lane_at(work.lane).drained = false; // relaying goes on: what follows is for a later drain
     const int batches = work.lists_tenants() ? 1 : settings::parameters.max_batches_per_tick;
     for (int batch = 0; batch < batches; ++batch) {
         next = work.lists_tenants() ? list_tenants(work) : pass(work, batch == 0 || next.reclaims);
