@@ -35,6 +35,7 @@ Signals signals;
 namespace {
 
 constexpr std::int64_t kProbeEvery_us = 500'000;
+constexpr std::int64_t kLauncherHas_us = 1'000'000;
 
 extern "C" {
 
@@ -66,7 +67,10 @@ void install_signal_handlers() {
     pg::compat::set_signal(SIGTERM, outbox_relay_terminate);
 }
 
-bool server_is_stopping() {
+namespace {
+
+/// What postmaster.pid says. From a smart shutdown's request on, however long its clients stay.
+bool server_is_to_stop() {
     std::FILE *file = std::fopen("postmaster.pid", "r");
     if (file == nullptr)
         return true;
@@ -77,6 +81,23 @@ bool server_is_stopping() {
             stopping = std::strncmp(line, PM_STATUS_STOPPING, std::strlen("stopping")) == 0;
     (void)std::fclose(file);
     return stopping;
+}
+
+bool launcher_is_told() {
+    return pg_atomic_read_u32(&shared()->launcher_told) != 0 ||
+           pg_atomic_read_u32(&shared()->launcher_proc) == 0;
+}
+
+} // namespace
+
+bool server_is_stopping() {
+    if (!server_is_to_stop())
+        return false;
+    // The postmaster ends all background workers at once, and us maybe a moment before the launcher.
+    const std::int64_t until_us = pg::monotonic_us() + kLauncherHas_us;
+    while (!launcher_is_told() && pg::monotonic_us() < until_us)
+        pg_usleep(2000);
+    return launcher_is_told();
 }
 
 namespace {

@@ -28,8 +28,9 @@ void install_signal_handlers();
 /// Ends the wait of a COMMIT for synchronous standbys. Safe in a signal handler.
 void end_commit_wait();
 
-/// True while the postmaster is shutting the server down, as against a mere eviction of this process
-/// (pg_terminate_backend, DROP DATABASE).
+/// Whether the SIGTERM that came is the server's shutdown, as against a mere eviction of this process
+/// (pg_terminate_backend, DROP DATABASE): also where a smart shutdown still waits for its clients. May wait
+/// up to a second for the answer.
 bool server_is_stopping();
 
 /// The drain of this process begins, if it has not yet: its end is outbox_relay.shutdown_drain_timeout away.

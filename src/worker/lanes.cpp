@@ -64,6 +64,7 @@ void initialise() {
     shared_memory->max_lanes = settings::parameters.max_lanes;
     shared_memory->max_workers = max_worker_processes;
     pg_atomic_init_u32(&shared_memory->launcher_proc, 0);
+    pg_atomic_init_u32(&shared_memory->launcher_told, 0);
     for (Database &database : shared_memory->databases)
         for (pg_atomic_uint32 *count : {&database.poked, &database.lists})
             pg_atomic_init_u32(count, 0);

@@ -109,6 +109,8 @@ struct Shared {
     int max_workers;
     pg_atomic_uint32 launcher_proc; ///< index of the launcher's PGPROC + 1; 0: none
     int launcher_pid;
+    pg_atomic_uint32
+        launcher_told; ///< SIGTERM came to the launcher, as to everybody at the server's shutdown
     alignas(64) std::int64_t hlc_last; ///< the clock: a cache line of its own, stagers write it all the time
     alignas(64) Database databases[kMaxDatabases];
 };

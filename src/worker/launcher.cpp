@@ -309,6 +309,11 @@ class Launcher {
 
 extern "C" {
 
+static void outbox_relay_launcher_told(SIGNAL_ARGS) {
+    pg_atomic_write_u32(&shared()->launcher_told, 1);
+    SignalHandlerForShutdownRequest(postgres_signal_arg);
+}
+
 static void outbox_relay_launcher_gone(int, Datum) {
     pg_atomic_write_u32(&shared()->launcher_proc, 0);
     shared()->launcher_pid = 0;
@@ -337,7 +342,8 @@ using namespace outbox_relay;
 
 void outbox_relay_launcher_main(Datum) {
     pg::compat::set_signal(SIGHUP, SignalHandlerForConfigReload);
-    pg::compat::set_signal(SIGTERM, SignalHandlerForShutdownRequest);
+    pg_atomic_write_u32(&worker::shared()->launcher_told, 0);
+    pg::compat::set_signal(SIGTERM, worker::outbox_relay_launcher_told);
     BackgroundWorkerUnblockSignals();
     // Shared catalogs only: the launcher is connected to no database and stands in nobody's way.
     BackgroundWorkerInitializeConnection(nullptr, nullptr, 0);

@@ -742,6 +742,7 @@ void Relay::serve_signals() {
 void Relay::tick(LaneWork &work) {
     core::NextTurn next;
     const std::int64_t end_us = pg::monotonic_us() + store::effective(work.route()).pass_deadline_ms * 1000;
+    lane_at(work.lane).drained = false; // relaying goes on: what follows is for a later drain
     const int batches = work.lists_tenants() ? 1 : settings::parameters.max_batches_per_tick;
     for (int batch = 0; batch < batches; ++batch) {
         next = work.lists_tenants() ? list_tenants(work) : pass(work, batch == 0 || next.reclaims);

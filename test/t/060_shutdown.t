@@ -137,19 +137,107 @@ subtest 'a closing statement that waits beyond the end is cut' => sub {
     go_on();
 };
 
-# SHD-15, SHD-09
+# SHD-07
+subtest 'an empty route costs one claim, and no reclaim' => sub {
+    my $table = table_and_route('empty', drain_on_shutdown => 1, reclaim_stale_after => '1s');
+    my $scans = "SELECT sum(idx_scan) FROM pg_stat_user_indexes WHERE relid = '$table'::regclass";
+    wait_sql($node, 'postgres', "SELECT ($scans) > 0");
+    my $first = value($node, $scans);
+    leave('empty', 1, status => 'processing', processing_at => \q{now() - interval '1 h'});
+    my $before = value($node, $scans);
+    stop_and_look();
+    is(value($node, "SELECT status FROM $table"), 'processing', 'what another relay left stays');
+    my $cost = value($node, $scans) - $before;
+    cmp_ok($cost, '>', 0, 'it was looked at');
+    cmp_ok($cost, '<', $first, "once: $cost index scans, $first in a pass that reclaims");
+    go_on();
+};
+
+my $evict = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE backend_type = 'outbox_relay worker'";
+
+# Evicts the workers and waits until they are gone; how long that took.
+sub evict
+{
+    my @pids = worker_pids($node, 'postgres');
+    my $began = time();
+    value($node, $evict);
+    wait_until(sub { my %now = map { $_ => 1 } worker_pids($node, 'postgres'); !grep { $now{$_} } @pids }, what => 'the workers to be gone');
+    return time() - $began;
+}
+
+# SHD-15
 subtest 'an eviction never drains' => sub {
     my $table = table_and_route('evicted', drain_on_shutdown => 1);
     leave('evicted', 5);
-    my $pid = wait_for_worker($node, 'postgres');
-    value($node, "UPDATE outbox_route SET enabled = false WHERE name = 'evicted'");
-    my $began = time();
-    value($node, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'outbox_relay worker'");
-    wait_until(sub { !grep { $_ == $pid } worker_pids($node, 'postgres') }, what => 'the worker to be gone');
-    cmp_ok(time() - $began, '<', 3, 'it goes at once');
-    is($e->count->{received}, 0, 'and sends nothing');
+    my $passes = lane($node, 'evicted')->{passes};
+    cmp_ok(evict(), '<', 3, 'the workers go at once');
+    is($e->count->{received}, 0, 'and send nothing');
+    is(lane($node, 'evicted')->{passes}, $passes, 'they did not even look');
+    is(value($node, "SELECT count(*) FROM $table"), 5, 'the rows stay');
     go_on();
 };
+
+subtest 'nor does one in the middle of a pass' => sub {
+    my $table = table_and_route('amid', drain_on_shutdown => 1, concurrency => 1, url => $e->url('/slow?ms=300'));
+    stage_many($node, 'amid', 20);
+    $e->wait_for_count(2, of => 'received');
+    # Nobody comes back, and a pass that is under way sees no new setting.
+    set_conf($node, 'outbox_relay.enabled' => 'off');
+    my $before = $e->count->{received};
+    cmp_ok(evict(), '<', 3, 'the worker goes at once');
+    cmp_ok($e->count->{received} - $before, '<=', 1, 'and sends no more');
+    is(value($node, "SELECT count(*) FROM $table"), 20 - $e->count->{acked}, 'what was acknowledged is settled');
+    value($node, 'DELETE FROM outbox_route');
+    set_conf($node, 'outbox_relay.enabled' => undef);
+    $e->reset;
+};
+
+# SHD-09
+subtest 'a second SIGTERM changes nothing' => sub {
+    my $table = table_and_route('twice', drain_on_shutdown => 1, concurrency => 1, url => $e->url('/slow?ms=100'), max_claim_rows => 2);
+    leave('twice', 8);
+    my @pids = worker_pids($node, 'postgres');
+    my $stop = IPC::Run::start([ 'pg_ctl', '-D', $node->data_dir, '-m', 'fast', '-w', 'stop' ], '<', \undef, '>&', \my $said);
+    for my $count (1, 4)
+    {
+        $e->wait_for_count($count, of => 'received');
+        kill TERM => @pids;
+    }
+    ok($stop->finish, 'the server stops');
+    $node->{_pid} = undef;
+    is($e->count->{received}, 8, 'each row goes out, once');
+    $node->append_conf('postgresql.conf', "outbox_relay.enabled = off\n");
+    $node->start;
+    is(value($node, "SELECT count(*) FROM $table"), 0, 'and is settled');
+    go_on();
+};
+
+# A smart shutdown with a client that stays: an eviction meanwhile is none of the server's end, which comes with the
+# client's.
+for my $drain (0, 1)
+{
+    subtest 'a smart shutdown ' . ($drain ? 'drains' : 'without a drain') . ', an eviction before its end does not' => sub {
+        my $name = "smart_$drain";
+        my $table = table_and_route($name, drain_on_shutdown => $drain);
+        my $client = hold_session($node, 'SELECT 1');
+        leave($name, 5);
+        my $offset = log_offset($node);
+        my $stop = IPC::Run::start([ 'pg_ctl', '-D', $node->data_dir, '-m', 'smart', '-w', 'stop' ], '<', \undef, '>&', \my $said);
+        wait_log($node, qr/received smart shutdown request/, $offset);
+        my $pids = "SELECT coalesce(string_agg(pid::text, ' '), '') FROM outbox_stat_worker WHERE phase = 'idle'";
+        my %old = map { $_ => 1 } split / /, $client->query_safe($pids);
+        $client->query_safe($evict);
+        wait_until(sub { my @now = split / /, $client->query_safe($pids); @now && !grep { $old{$_} } @now }, what => 'other workers');
+        is($e->count->{received}, 0, 'workers that are evicted send nothing');
+        $client->quit;
+        ok($stop->finish, 'the client leaves, and the server stops');
+        $node->{_pid} = undef;
+        $node->append_conf('postgresql.conf', "outbox_relay.enabled = off\n");
+        $node->start;
+        is(value($node, "SELECT count(*) FROM $table"), $drain ? 0 : 5, $drain ? 'the rows went out' : 'the rows stay');
+        go_on();
+    };
+}
 
 # F-13: what is in flight gets a second, and no attempt is counted for what does not make it
 subtest 'in flight at a fast shutdown, without a drain' => sub {
@@ -186,15 +274,10 @@ subtest 'a smart shutdown waits for clients, and relays meanwhile' => sub {
 subtest 'a lock that nobody gives back does not hold up an end' => sub {
     my $table = table_and_route('behind_lock');
     my $holder = hold_session($node, 'BEGIN; LOCK TABLE outbox_route IN ACCESS EXCLUSIVE MODE');
-    my $evict = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'outbox_relay worker'";
     my $waiting = "SELECT count(*) > 0 FROM pg_stat_activity WHERE backend_type = 'outbox_relay worker' AND wait_event_type = 'Lock'";
     value($node, $evict);
     wait_sql($node, 'postgres', $waiting);
-    my @pids = worker_pids($node, 'postgres');
-    my $began = time();
-    value($node, $evict);
-    wait_until(sub { my %now = map { $_ => 1 } worker_pids($node, 'postgres'); !grep { $now{$_} } @pids }, what => 'workers that wait for outbox_route to go');
-    cmp_ok(time() - $began, '<', 3, 'an eviction');
+    cmp_ok(evict(), '<', 3, 'an eviction');
     $holder->query_safe("PREPARE TRANSACTION 'routes'");
     $holder->quit;
     wait_sql($node, 'postgres', $waiting);
