@@ -29,9 +29,8 @@ struct Memory {
 
 Memory *memory = nullptr;
 
-/// A free chunk, -1 when all are in use.
+/// A free chunk, -1 when all are in use. Under the lock, exclusive.
 int take_chunk() {
-    LockedLanes locked(LW_EXCLUSIVE);
     const int index = memory->free;
     if (index >= 0)
         memory->free = memory->chunks[index].next;
@@ -80,43 +79,69 @@ std::vector<store::RowVersion> LaneMemory::load() {
         const Chunk &chunk = memory->chunks[at];
         std::copy_if(chunk.rows, chunk.rows + chunk.count, std::back_inserter(versions),
                      [now](const store::RowVersion &version) {
-                         return version.why == store::Remembered::aside || now - version.since_s < kKeep_s;
+                         return version.why == store::Remembered::aside || version.taken_at != 0 ||
+                                now - version.since_s < kKeep_s;
                      });
     }
     return versions;
 }
 
-void LaneMemory::add(const store::RowVersion &version) noexcept {
-    Lane &lane = lane_at(lane_);
-    if (lane.remembered_rows >= kMaxPerLane)
+namespace {
+
+bool is_full(const Lane &lane) {
+    return lane.remembered_chunk < 0 || memory->chunks[lane.remembered_chunk].count == kChunkRows;
+}
+
+/// Under the lock, exclusive.
+void add_chunk(Lane &lane) noexcept {
+    const int chunk = take_chunk();
+    if (chunk < 0)
         return;
-    if (lane.remembered_chunk < 0 || memory->chunks[lane.remembered_chunk].count == kChunkRows) {
-        const int chunk = take_chunk();
-        if (chunk < 0)
-            return;
-        memory->chunks[chunk].count = 0;
-        memory->chunks[chunk].next = lane.remembered_chunk;
-        lane.remembered_chunk = chunk;
-    }
+    memory->chunks[chunk].count = 0;
+    memory->chunks[chunk].next = lane.remembered_chunk;
+    lane.remembered_chunk = chunk;
+}
+
+/// Needs a chunk with room, else the row is forgotten.
+void put(Lane &lane, const store::RowVersion &version) noexcept {
+    if (lane.remembered_rows >= kMaxPerLane || is_full(lane))
+        return;
     Chunk &chunk = memory->chunks[lane.remembered_chunk];
     store::RowVersion &kept = chunk.rows[chunk.count];
     kept = version;
     if (kept.since_s == 0)
         kept.since_s = now_s();
-    // Last, since the process may end between any two lines.
+    // Last, since the process may end between any two lines, and others may read.
+    pg_write_barrier();
     ++chunk.count;
     ++lane.remembered_rows;
     if (version.why == store::Remembered::aside)
         ++lane.set_aside;
 }
 
-void LaneMemory::replace(std::span<const store::RowVersion> versions) noexcept {
-    if (lane_at(lane_).remembered_rows > 0) {
+} // namespace
+
+void LaneMemory::add(const store::RowVersion &version) noexcept {
+    Lane &lane = lane_at(lane_);
+    if (is_full(lane)) {
         LockedLanes locked(LW_EXCLUSIVE);
-        forget_rows(lane_at(lane_));
+        add_chunk(lane);
     }
-    for (const store::RowVersion &version : versions)
-        add(version);
+    put(lane, version);
+}
+
+void LaneMemory::replace(std::span<const store::RowVersion> versions) noexcept {
+    Lane &lane = lane_at(lane_);
+    if (versions.empty() && lane.remembered_chunk < 0)
+        return;
+    // As one step for who looks under the lock: a pass on demand must not miss what is remembered throughout.
+    LockedLanes locked(LW_EXCLUSIVE);
+    forget_rows(lane);
+    for (const store::RowVersion &version : versions) {
+        if (is_full(lane))
+            add_chunk(lane);
+        put(lane, version);
+    }
 }
 
 std::int64_t LaneMemory::live_claim() const noexcept {

@@ -19,12 +19,12 @@ std::size_t memory_bytes();
 void initialise_memory(void *memory);
 void attach_memory(void *memory);
 
-/// The memory of one lane; only the lane's holder uses it.
+/// The memory of one lane; only the lane's holder changes it, others load it under the lock, shared.
 class LaneMemory : public store::RowMemory {
   public:
     explicit LaneMemory(int lane) : lane_(lane) {}
 
-    /// Without published versions older than an hour: transaction ids may come round again.
+    /// Without versions older than an hour that are known by their transaction id: it may come round again.
     std::vector<store::RowVersion> load() override;
     void add(const store::RowVersion &version) noexcept override;
     void replace(std::span<const store::RowVersion> versions) noexcept override;

@@ -48,13 +48,17 @@ class SessionHost final : public core::PassHost {
 };
 
 /// A lane's memory of rows is for what its own passes sent: here the caller's rollback is meant to return
-/// the rows. What its live pass holds is its own, though.
+/// the rows. What its live pass holds is its own, though, and what it has sent and could not mark yet.
 class LiveClaim final : public store::RowMemory {
   public:
     LiveClaim(const std::string &route, const std::optional<core::Uuid> &tenant)
         : key_(lane_key(MyDatabaseId, route, tenant)) {}
 
-    std::vector<store::RowVersion> load() override { return {}; }
+    std::vector<store::RowVersion> load() override {
+        LockedLanes locked(LW_SHARED);
+        const int lane = find_lane(key_);
+        return lane < 0 ? std::vector<store::RowVersion>() : LaneMemory(lane).load();
+    }
     void add(const store::RowVersion &) noexcept override {}
     void replace(std::span<const store::RowVersion>) noexcept override {}
     std::int64_t live_claim() const noexcept override {
