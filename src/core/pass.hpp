@@ -99,6 +99,9 @@ class PassHost {
     /// to go on.
     virtual Order pulse() = 0;
 
+    /// True when the process was told to leave at once: what a later pass can do as well is not waited for.
+    virtual bool has_to_leave() const { return false; }
+
     /// Called at each PassPoint; `count` is the number of published rows so far.
     virtual void at(PassPoint point, std::size_t count) = 0;
 };

@@ -185,6 +185,12 @@ Datum form_message(const RawRow &row, Datum route, Oid type) {
 
 } // namespace
 
+core::Uuid uuid_of(const pg::Value &value) {
+    core::Uuid uuid;
+    std::memcpy(uuid.bytes.data(), DatumGetUUIDP(value.datum)->data, uuid.bytes.size());
+    return uuid;
+}
+
 ClaimedRow read_claimed_row(const pg::Result &result, std::uint64_t index, std::uint32_t handle) {
     RawRow raw;
     fetch(result, index, &raw);

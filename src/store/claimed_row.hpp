@@ -25,6 +25,9 @@ struct ClaimedRow {
 /// Row `index` of the result of a statement of claim_sql(); `handle` becomes the row's.
 ClaimedRow read_claimed_row(const pg::Result &result, std::uint64_t index, std::uint32_t handle);
 
+/// A uuid of a statement's result.
+core::Uuid uuid_of(const pg::Value &value);
+
 /// The same row as a value of the extension's type outbox_message, whose oid is `type`, made in `context`.
 /// `route` is the route's name, a text. It holds copies of what is stored out of line; needs a transaction.
 Datum message_of(const pg::Result &result, std::uint64_t index, Datum route, Oid type, MemoryContext context);

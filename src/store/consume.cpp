@@ -1,12 +1,16 @@
 #include "store/consume.hpp"
 
 #include <algorithm>
+#include <map>
 
 #include "store/array.hpp"
 #include "store/claimed_row.hpp"
 #include "store/outbox_sql.hpp"
 
+#include "pg/guard.hpp"
+
 extern "C" {
+#include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "utils/timestamp.h"
 }
@@ -27,6 +31,43 @@ void ConsumeStore::begin() {
     // Two suspects: each failed alone, so the fault is not a row's but the lane's.
     if (std::count_if(remembered_.begin(), remembered_.end(), is_suspect) > 1)
         std::erase_if(remembered_, is_suspect);
+    take_back_processing();
+}
+
+/// Rows that the lane's passes on retain storage left `processing`, before the route changed its storage:
+/// they are pending again, and those that the endpoint has are settled by the claim that comes by them, not
+/// sent.
+void ConsumeStore::take_back_processing() {
+    std::vector<RowVersion> taken;
+    for (const RowVersion &version : remembered_)
+        if (version.taken_at != 0 && version.relation == checked_.relation)
+            taken.push_back(version);
+    if (taken.empty() || !checked_.has_processing_at)
+        return;
+    std::erase_if(remembered_, [this](const RowVersion &version) {
+        return version.taken_at != 0 && version.relation == checked_.relation;
+    });
+    const Oid types[] = {UUIDARRAYOID, TIMESTAMPTZARRAYOID};
+    prepare(plans_.give_back, give_back_sql(checked_.qualified_name), types);
+    const Identity who = identity(taken);
+    const pg::Value values[] = {who.ids, who.taken_at};
+    const pg::Result result = run(plans_.give_back, values, "outbox_relay: reclaim", Planning::ordered);
+    std::map<core::Uuid, ItemPointerData> places;
+    for (std::uint64_t i = 0; i < result.processed; ++i)
+        places[uuid_of(result.value(i, 1))] =
+            *reinterpret_cast<ItemPointer>(DatumGetPointer(result.value(i, 2).datum));
+    const TransactionId xmin = pg::guard([] { return GetCurrentTransactionIdIfAny(); });
+    for (RowVersion &version : taken) {
+        const auto place = places.find(version.id);
+        if (place == places.end() || !version.is_acknowledged_in_processing())
+            continue;
+        version.why = Remembered::published;
+        version.taken_at = 0;
+        version.since_s = 0;
+        version.xmin = xmin;
+        version.ctid = place->second;
+        remembered_.push_back(version);
+    }
 }
 
 pg::Value ConsumeStore::ctids(std::span<const std::uint32_t> handles) const {

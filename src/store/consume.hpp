@@ -20,6 +20,7 @@ class ConsumeStore : public OutboxStore {
     void rollback() noexcept override;
 
   private:
+    void take_back_processing();
     void suspect_single_row() noexcept;
     void remember_rest();
     bool was_warned(const RowVersion &suspect) const;

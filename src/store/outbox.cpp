@@ -20,6 +20,7 @@ extern "C" {
 #include "catalog/pg_extension.h"
 #include "catalog/pg_type.h"
 #include "storage/lmgr.h"
+#include "storage/lock.h"
 #include "utils/acl.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
@@ -102,9 +103,14 @@ void OutboxStore::open() {
     pg::start_transaction();
     open_ = true;
     set_limits();
-    check_extension();
+    if (keeps_extension_)
+        keep_extension();
+    else
+        check_extension();
     // Statements name the table, and nothing has held it since the transaction before.
     hold_checked(route_, owner_, limits_, checked_);
+    // An error before this one has made them anew.
+    forget_other_plans();
     pg::spi_connect();
 }
 
@@ -133,6 +139,8 @@ void OutboxStore::undo() noexcept {
     } catch (...) {
         // A session that can't abort is of no use; the next transaction start says so and the worker ends.
     }
+    // The abort of a transaction did, that of none did not.
+    let_extension_go();
     open_ = false;
 }
 
@@ -147,6 +155,34 @@ void OutboxStore::check_extension() {
     const std::optional<Extension> again = find_extension();
     if (!again || again->oid != oid)
         pg::raise({ERRCODE_UNDEFINED_OBJECT, "extension \"outbox_relay\" is gone"});
+}
+
+/// The same over the rest of the pass's transactions. An abort lets go of it: where the extension went in
+/// between the pass goes on without it, since what it has sent is to be marked all the same.
+void OutboxStore::keep_extension() {
+    keeps_extension_ = true;
+    const std::optional<Extension> extension = find_extension();
+    if (holds_extension_ || !extension)
+        return;
+    const Oid oid = extension->oid;
+    pg::guard([oid] {
+        LOCKTAG tag;
+        SET_LOCKTAG_OBJECT(tag, MyDatabaseId, ExtensionRelationId, oid, 0);
+        (void)LockAcquire(&tag, AccessShareLock, true, false);
+    });
+    holds_extension_ = true;
+}
+
+/// At the end of a pass, however it ended. Nothing else of a worker's is locked beyond a transaction.
+void OutboxStore::let_extension_go() noexcept {
+    if (!holds_extension_)
+        return;
+    holds_extension_ = false;
+    try {
+        pg::guard([] { LockReleaseSession(DEFAULT_LOCKMETHOD); });
+    } catch (...) {
+        // Warns at most.
+    }
 }
 
 void OutboxStore::set_limits() {
@@ -243,14 +279,21 @@ std::int64_t OutboxStore::reclaim() {
     if (!checked_.has_processing_at)
         return 0;
     const bool filters = plans_.shape.tenant != TenantFilter::none;
-    const Oid types[] = {TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, UUIDOID};
+    const Oid types[] = {TEXTOID, TIMESTAMPTZOID, TIMESTAMPTZOID, UUIDARRAYOID, TIMESTAMPTZARRAYOID, UUIDOID};
     prepare(plans_.reclaim, reclaim_sql(checked_.qualified_name, plans_.shape.tenant),
-            std::span<const Oid>(types, filters ? 4 : 3));
+            std::span<const Oid>(types, filters ? 6 : 5));
     const TimestampTz before = GetCurrentTimestamp() - settings_.reclaim_stale_after_ms * 1000;
+    std::vector<RowVersion> acknowledged = memory_.load();
+    std::erase_if(acknowledged,
+                  [](const RowVersion &version) { return !version.is_acknowledged_in_processing(); });
+    const Identity left_out = identity(acknowledged);
     const pg::Value values[] = {pg::Value(pg::text_datum(route_.name)),
                                 pg::Value(TimestampTzGetDatum(before)),
-                                pg::Value(TimestampTzGetDatum(memory_.live_claim())), tenant_value()};
-    const pg::Result result = run(plans_.reclaim, std::span<const pg::Value>(values, filters ? 4 : 3),
+                                pg::Value(TimestampTzGetDatum(memory_.live_claim())),
+                                left_out.ids,
+                                left_out.taken_at,
+                                tenant_value()};
+    const pg::Result result = run(plans_.reclaim, std::span<const pg::Value>(values, filters ? 6 : 5),
                                   "outbox_relay: reclaim", Planning::claim);
     for (std::uint64_t i = 0; i < result.processed; ++i)
         reclaimed_.push_back(*reinterpret_cast<ItemPointer>(DatumGetPointer(result.value(i, 1).datum)));
@@ -426,6 +469,15 @@ void OutboxStore::raise_swallowed(const char *what, std::uint64_t done, std::siz
                "A trigger, rule or policy of the table swallowed the others; the pass is undone.",
                "Let the route's owner " + std::string(what[0] == 'd' ? "delete" : "update") +
                    " rows of this table, or disable the trigger, rule or policy."});
+}
+
+OutboxStore::Identity OutboxStore::identity(std::span<const RowVersion> rows) {
+    std::vector<Datum> ids, taken_at;
+    for (const RowVersion &row : rows) {
+        ids.push_back(PointerGetDatum(row.id.bytes.data()));
+        taken_at.push_back(TimestampTzGetDatum(row.taken_at));
+    }
+    return {uuid_array(ids), timestamptz_array(taken_at)};
 }
 
 OutboxStore::Rest OutboxStore::rest_of(const core::Settlement &settlement) {

@@ -79,6 +79,18 @@ class OutboxStore : public core::Store {
     /// Rows that the committed pass has set aside, by id, for the log.
     const std::vector<std::string> &newly_aside() const { return newly_aside_; }
 
+    /// What a pass has settled for good whatever becomes of the rest of it: nothing where all is one
+    /// transaction.
+    struct Settled {
+        std::int64_t published = 0;
+        std::int64_t failed = 0;
+        std::int64_t retried = 0;
+        std::int64_t refused = 0;
+        std::int64_t reclaimed = 0;
+        std::int64_t duplicates_avoided = 0;
+    };
+    virtual Settled settled() const { return {}; }
+
     /// The table of this pass, once it has begun.
     const std::string &table() const { return checked_.qualified_name; }
 
@@ -95,6 +107,8 @@ class OutboxStore : public core::Store {
     void open();
     void close();
     void undo() noexcept;
+    void keep_extension();
+    void let_extension_go() noexcept;
     /// How a statement is planned.
     enum class Planning {
         free,
@@ -107,6 +121,12 @@ class OutboxStore : public core::Store {
     void prepare(pg::Plan &plan, const std::string &sql, std::span<const Oid> types);
     void forget_other_plans();
     [[noreturn]] void raise_swallowed(const char *what, std::uint64_t done, std::size_t wanted) const;
+
+    /// The identity of `processing` rows as two parameters: ids and processing_at.
+    struct Identity {
+        pg::Value ids, taken_at;
+    };
+    static Identity identity(std::span<const RowVersion> rows);
 
     /// The columns of settle_sql() and the like for retried and parked rows.
     struct Rest {
@@ -159,6 +179,8 @@ class OutboxStore : public core::Store {
     std::int64_t watchdog_end_us_ = 0;
     std::vector<ItemPointerData> reclaimed_; ///< versions that reclaim() has written
     bool open_ = false;
+    bool keeps_extension_ = false; ///< in the transactions from here on
+    bool holds_extension_ = false; ///< beyond the transaction
     bool asks_for_parked_ = false;
     std::int64_t next_parked_us_ = 0;
     pg::Savepoint savepoint_;

@@ -109,8 +109,9 @@ std::string reclaim_sql(const std::string &relation, TenantFilter tenant) {
            " SET status = 'pending', processing_at = NULL WHERE ctid = ANY (ARRAY(SELECT ctid FROM ONLY " +
            relation +
            " WHERE outbox_route = $1 AND status = 'processing' AND processing_at < $2 AND processing_at <> "
-           "$3" +
-           tenant_clause(tenant, "$4") + " LIMIT " + std::to_string(core::Store::kReclaimRows) +
+           "$3 AND (id, processing_at) NOT IN"
+           " (SELECT * FROM unnest($4::pg_catalog.uuid[], $5::pg_catalog.timestamptz[]))" +
+           tenant_clause(tenant, "$6") + " LIMIT " + std::to_string(core::Store::kReclaimRows) +
            " FOR UPDATE SKIP LOCKED)) RETURNING ctid";
 }
 
@@ -159,7 +160,8 @@ std::string mark_rest_sql(const std::string &relation) {
 }
 
 std::string give_back_sql(const std::string &relation) {
-    return "UPDATE ONLY " + relation + " AS o SET status = 'pending', processing_at = NULL" + ours("", "");
+    return "UPDATE ONLY " + relation + " AS o SET status = 'pending', processing_at = NULL" + ours("", "") +
+           " RETURNING o.id, o.ctid";
 }
 
 std::string still_ours_sql(const std::string &relation) {

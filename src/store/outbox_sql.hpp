@@ -43,7 +43,8 @@ std::string publish_sql(const std::string &relation);
 std::string update_sql(const std::string &relation);
 
 /// At most a thousand stale rows at a time: $1 route, $2 processed before this time, $3 but not at this
-/// one: a live pass's; with a tenant filter $4 the tenant. Gives their new ctids.
+/// one: a live pass's; $4 ids and $5 processing_at of rows that are acknowledged; with a tenant filter $6 the
+/// tenant. Gives their new ctids.
 std::string reclaim_sql(const std::string &relation, TenantFilter tenant);
 
 /// When the next row is ripe that is not at $2: $1 route, with a tenant filter $3 the tenant.
@@ -65,7 +66,7 @@ std::string mark_published_sql(const std::string &relation);
 /// $6 last_error.
 std::string mark_rest_sql(const std::string &relation);
 
-/// $1 ids, $2 processing_at of each.
+/// $1 ids, $2 processing_at of each. Gives ids and new ctids.
 std::string give_back_sql(const std::string &relation);
 
 /// How many of these are ours still: $1 ids, $2 processing_at of each.

@@ -1,9 +1,9 @@
 #include "store/retain.hpp"
 
 #include <algorithm>
-#include <numeric>
-#include <unordered_map>
+#include <map>
 
+#include "pg/clock.hpp"
 #include "pg/guard.hpp"
 #include "store/array.hpp"
 #include "store/claimed_row.hpp"
@@ -14,7 +14,6 @@ extern "C" {
 #include "utils/datum.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
-#include "utils/uuid.h"
 }
 
 namespace outbox_relay::store {
@@ -39,47 +38,75 @@ bool RetainStore::Marking::table_is_at_fault() const {
 
 void RetainStore::begin() {
     OutboxStore::begin();
-    remembered_ = memory_.load();
-    mark_remembered();
+    for (const RowVersion &version : memory_.load())
+        if (version.taken_at != 0)
+            late_.push_back(version);
+        else if (version.why == Remembered::published)
+            // Of consume storage: claimed again, and marked without being sent.
+            remembered_.push_back(version);
+    settle_late();
 }
 
-/// What the lane's last pass had sent when it ended. A row that can't be marked although others can is left
-/// to the reclaim; where none can, all are tried again by the next pass, until they are stale. Versions that
-/// consume storage remembered are claimed again and marked without being sent.
-void RetainStore::mark_remembered() {
-    std::vector<RowVersion> late;
-    for (const RowVersion &version : remembered_)
-        if (version.taken_at != 0 && version.relation == checked_.relation)
-            late.push_back(version);
-    std::erase_if(remembered_, [](const RowVersion &version) {
-        return version.taken_at != 0 || version.why != Remembered::published;
-    });
-    if (late.empty())
+/// What the lane's earlier passes had sent, or had to give back, when they ended. What fails is remembered
+/// on, and holds up nobody.
+void RetainStore::settle_late() {
+    std::vector<RowVersion> published, aside, unsent, later;
+    const std::int64_t now_s = pg::monotonic_us() / 1'000'000;
+    for (const RowVersion &version : late_)
+        if (version.relation != checked_.relation)
+            later.push_back(version);
+        else if (version.why == Remembered::published)
+            published.push_back(version);
+        else if (version.why == Remembered::unsent)
+            unsent.push_back(version);
+        else
+            (1000 * (now_s - version.since_s) >= settings_.retry_max_backoff_ms ? aside : later)
+                .push_back(version);
+    if (later.size() == late_.size())
         return;
-
+    late_ = std::move(later);
     close();
-    Marking marking;
-    for (std::size_t at = 0; at < late.size(); at += settle_chunk())
-        mark_range(marking, at, std::min(at + settle_chunk(), late.size()),
-                   [&](std::size_t from, std::size_t to) {
-                       marked_late_ += mark_published(std::span(late).subspan(from, to - from));
-                   });
-    std::vector<RowVersion> rest = remembered_;
-    const std::int64_t stale_us = settings_.reclaim_stale_after_ms * 1000;
-    if (marking.table_is_at_fault())
-        for (const std::size_t place : marking.left)
-            if (stale_us == 0 || GetCurrentTimestamp() - late[place].taken_at < stale_us)
-                rest.push_back(late[place]);
-    memory_.replace(rest);
-    if (!marking.left.empty())
-        throw pg::Error(*marking.error);
+    mark_late(published, late_error_);
+    std::optional<pg::Error> known;
+    mark_late(aside, known);
+    give_back_late(unsent);
     open();
+}
+
+void RetainStore::mark_late(const std::vector<RowVersion> &rows, std::optional<pg::Error> &error) {
+    const Marking marking =
+        mark_in_chunks(rows.size(), settle_chunk(), [&](std::size_t from, std::size_t to) {
+            const std::int64_t marked = mark_published(std::span(rows).subspan(from, to - from));
+            settled_.published += marked;
+            settled_.duplicates_avoided += marked;
+        });
+    for (const std::size_t place : marking.left) {
+        late_.push_back(rows[place]);
+        // Tried just now: not again for a while.
+        if (rows[place].why == Remembered::aside)
+            late_.back().since_s = 0;
+    }
+    for (const std::size_t place : marking.alone)
+        unmarkable_.push_back(rows[place].id);
+    if (!marking.left.empty())
+        error = marking.error;
+}
+
+void RetainStore::give_back_late(const std::vector<RowVersion> &rows) {
+    const Marking marking = mark_in_chunks(rows.size(), rows.size(), [&](std::size_t from, std::size_t to) {
+        give_back(std::span(rows).subspan(from, to - from));
+    });
+    for (const std::size_t place : marking.left)
+        late_.push_back(rows[place]);
+    if (!marking.left.empty() && !late_error_)
+        late_error_ = marking.error;
 }
 
 std::int64_t RetainStore::reclaim() {
     const std::int64_t reclaimed = OutboxStore::reclaim();
     if (reclaimed > 0) {
         close();
+        settled_.reclaimed += reclaimed;
         open();
     }
     return reclaimed;
@@ -96,6 +123,8 @@ std::vector<core::Row> RetainStore::claim(std::size_t max_rows) {
     take_claimed(rows);
     keep_payloads();
     host_.at(core::PassPoint::in_claim, 0);
+    // DROP EXTENSION waits for what is about to be sent.
+    keep_extension();
     close();
     in_transaction_ = false;
     return rows;
@@ -117,15 +146,13 @@ void RetainStore::take_claimed(std::vector<core::Row> &rows) {
     if (result.processed != rows.size())
         raise_swallowed("updated", result.processed, rows.size());
 
-    std::unordered_map<std::string, TimestampTz> taken;
+    std::map<core::Uuid, TimestampTz> taken;
     for (std::uint64_t i = 0; i < result.processed; ++i) {
-        core::Uuid id;
-        std::copy_n(DatumGetUUIDP(result.value(i, 1).datum)->data, id.bytes.size(), id.bytes.begin());
         const pg::Value at = result.value(i, 2);
-        taken[id.text()] = at.null ? now : DatumGetTimestampTz(at.datum);
+        taken[uuid_of(result.value(i, 1))] = at.null ? now : DatumGetTimestampTz(at.datum);
     }
     for (Claimed &claimed : claimed_)
-        claimed.version.taken_at = taken[claimed.version.id.text()];
+        claimed.version.taken_at = taken[claimed.version.id];
     // As the column has it, which may be coarser.
     memory_.set_live_claim(claimed_.front().version.taken_at);
 }
@@ -165,15 +192,6 @@ std::variant<std::string, core::Unsendable> RetainStore::render(const core::Row 
     return body;
 }
 
-RetainStore::Identity RetainStore::identity(std::span<const RowVersion> rows) {
-    std::vector<Datum> ids, taken_at;
-    for (const RowVersion &row : rows) {
-        ids.push_back(PointerGetDatum(row.id.bytes.data()));
-        taken_at.push_back(TimestampTzGetDatum(row.taken_at));
-    }
-    return {uuid_array(ids), timestamptz_array(taken_at)};
-}
-
 std::vector<RowVersion> RetainStore::versions_of(std::span<const std::uint32_t> handles) const {
     std::vector<RowVersion> versions;
     versions.reserve(handles.size());
@@ -188,12 +206,15 @@ void RetainStore::note_published(const core::Row &row) noexcept {
 }
 
 /// Calls `mark` with the places [from, to), which it marks in a transaction of its own, and where that fails
-/// with the two halves.
+/// with the two halves. Where the transaction itself can't be had no row is at fault; a process that has to
+/// leave does not look for the one that is.
 template <class Mark>
 void RetainStore::mark_range(Marking &marking, std::size_t from, std::size_t to, Mark &&mark) {
     if (!marking.gives_up()) {
+        bool opened = false;
         try {
             open();
+            opened = true;
             mark(from, to);
             close();
             marking.marked += to - from;
@@ -201,10 +222,10 @@ void RetainStore::mark_range(Marking &marking, std::size_t from, std::size_t to,
             return;
         } catch (const pg::Error &error) {
             undo();
-            forget_other_plans();
             if (!marking.error)
                 marking.error = error;
-            ++marking.failures_in_a_row;
+            marking.failures_in_a_row =
+                opened && !host_.has_to_leave() ? marking.failures_in_a_row + 1 : kGiveUpAfter;
         }
         if (to - from > 1) {
             const std::size_t middle = from + (to - from) / 2;
@@ -212,32 +233,44 @@ void RetainStore::mark_range(Marking &marking, std::size_t from, std::size_t to,
             mark_range(marking, middle, to, mark);
             return;
         }
+        if (opened)
+            marking.alone.push_back(from);
     }
     for (std::size_t place = from; place < to; ++place)
         marking.left.push_back(place);
 }
 
-/// Marks claimed rows, `chunk` in a statement at most. Throws where the table is at fault; a row that alone
-/// can't be marked is kept for commit(), so that it holds up no other.
 template <class Mark>
-void RetainStore::mark_handles(const std::vector<std::uint32_t> &handles, std::size_t chunk, Mark &&mark) {
+RetainStore::Marking RetainStore::mark_in_chunks(std::size_t count, std::size_t chunk, Mark &&mark) {
     Marking marking;
-    for (std::size_t at = 0; at < handles.size(); at += chunk)
-        mark_range(marking, at, std::min(at + chunk, handles.size()), mark);
+    for (std::size_t at = 0; at < count; at += chunk)
+        mark_range(marking, at, std::min(at + chunk, count), mark);
+    return marking;
+}
+
+/// Marks claimed rows, `chunk` in a statement at most, each counted by its counter. Throws where the table is
+/// at fault; why a row alone can't be marked is kept for commit(), so that it holds up no other.
+template <class Mark>
+void RetainStore::mark_handles(const std::vector<std::uint32_t> &handles,
+                               const std::vector<Counter> &counters, std::size_t chunk, Mark &&mark) {
+    const Marking marking = mark_in_chunks(handles.size(), chunk, mark);
     std::vector<std::uint8_t> is_left(handles.size(), 0);
     for (const std::size_t place : marking.left)
         is_left[place] = 1;
     for (std::size_t place = 0; place < handles.size(); ++place)
-        if (is_left[place] == 0)
+        if (is_left[place] == 0) {
             fate_[handles[place]] = Fate::settled;
+            ++(settled_.*counters[place]);
+        }
     if (marking.left.empty())
         return;
+    for (const std::size_t place : marking.alone)
+        if (fate_[handles[place]] == Fate::published)
+            unmarkable_.push_back(claimed_[handles[place]].version.id);
     if (marking.table_is_at_fault())
         throw pg::Error(*marking.error);
-    for (const std::size_t place : marking.left)
-        fate_[handles[place]] = Fate::unmarkable;
-    if (!unmarkable_)
-        unmarkable_ = marking.error;
+    if (!error_)
+        error_ = marking.error;
 }
 
 void RetainStore::settle(const core::Settlement &settlement) {
@@ -247,8 +280,13 @@ void RetainStore::settle(const core::Settlement &settlement) {
     // Those too that an earlier pass had sent.
     for (const std::uint32_t handle : published)
         fate_[handle] = Fate::published;
+    for (const core::Retry &retry : settlement.retried)
+        fate_[retry.handle] = Fate::judged;
+    for (const core::Park &park : settlement.parked)
+        fate_[park.handle] = Fate::judged;
     const std::vector<RowVersion> versions = versions_of(published);
-    mark_handles(published, settle_chunk(), [&](std::size_t from, std::size_t to) {
+    const std::vector<Counter> counters(published.size(), &Settled::published);
+    mark_handles(published, counters, settle_chunk(), [&](std::size_t from, std::size_t to) {
         (void)mark_published(std::span(versions).subspan(from, to - from));
     });
     host_.at(core::PassPoint::in_settle, settlement.published.size());
@@ -273,12 +311,17 @@ void RetainStore::mark_rest(const core::Settlement &settlement) {
                          INT4ARRAYOID, TIMESTAMPTZARRAYOID, TEXTARRAYOID};
     const std::size_t retried = settlement.retried.size();
     std::vector<std::uint32_t> handles;
-    for (const core::Retry &retry : settlement.retried)
+    std::vector<Counter> counters;
+    for (const core::Retry &retry : settlement.retried) {
         handles.push_back(retry.handle);
-    for (const core::Park &park : settlement.parked)
+        counters.push_back(retry.counts ? &Settled::retried : &Settled::refused);
+    }
+    for (const core::Park &park : settlement.parked) {
         handles.push_back(park.handle);
+        counters.push_back(&Settled::failed);
+    }
     const std::vector<RowVersion> versions = versions_of(handles);
-    mark_handles(handles, handles.size(), [&](std::size_t from, std::size_t to) {
+    mark_handles(handles, counters, handles.size(), [&](std::size_t from, std::size_t to) {
         core::Settlement part;
         for (std::size_t place = from; place < to; ++place) {
             if (place < retried)
@@ -311,63 +354,106 @@ void RetainStore::require_marked(std::uint64_t done, std::span<const RowVersion>
         raise_swallowed(what, done, rows.size());
 }
 
-/// Rows that the pass did not reach go back; after a failure only those that nothing was sent of.
-void RetainStore::give_back(bool rendered_too) {
-    std::vector<std::uint32_t> handles;
-    for (std::uint32_t handle = 0; handle < fate_.size(); ++handle)
-        if (fate_[handle] == Fate::claimed || (rendered_too && fate_[handle] == Fate::rendered))
-            handles.push_back(handle);
-    if (handles.empty())
-        return;
-    open();
+/// In a transaction that is open.
+void RetainStore::give_back(std::span<const RowVersion> rows) {
     prepare(plans_.give_back, give_back_sql(checked_.qualified_name), kIdentityTypes);
-    const std::vector<RowVersion> rows = versions_of(handles);
     const Identity who = identity(rows);
     const pg::Value values[] = {who.ids, who.taken_at};
     const pg::Result result =
         run(plans_.give_back, values, "outbox_relay: give rows back", Planning::ordered);
     require_marked(result.processed, rows, "updated");
-    close();
-    for (const std::uint32_t handle : handles)
-        fate_[handle] = Fate::settled;
 }
 
-/// What the lane's next pass has to mark, and what consume storage remembered and nobody has claimed yet.
-void RetainStore::remember_unmarked() {
-    std::vector<RowVersion> unmarked;
+/// Rows that the pass did not reach, and those whose requests came to nothing. What became of a row that was
+/// judged is lost where it can't be written down: with no reclaim to come it goes back as well.
+bool RetainStore::is_to_go_back(std::uint32_t handle) const {
+    return fate_[handle] == Fate::claimed || fate_[handle] == Fate::rendered ||
+           (fate_[handle] == Fate::judged && settings_.reclaim_stale_after_ms == 0);
+}
+
+void RetainStore::give_back_unsent() {
+    gave_back_ = true;
+    std::vector<std::uint32_t> handles;
+    for (std::uint32_t handle = 0; handle < fate_.size(); ++handle)
+        if (is_to_go_back(handle))
+            handles.push_back(handle);
+    const std::vector<RowVersion> rows = versions_of(handles);
+    const Marking marking = mark_in_chunks(rows.size(), rows.size(), [&](std::size_t from, std::size_t to) {
+        give_back(std::span(rows).subspan(from, to - from));
+        for (std::size_t place = from; place < to; ++place)
+            fate_[handles[place]] = Fate::settled;
+    });
+    if (!marking.left.empty() && !error_)
+        error_ = marking.error;
+}
+
+/// Rows that alone could not be marked, where others could. They fail no further pass.
+void RetainStore::set_aside(std::vector<RowVersion> &versions) {
+    if (settled_.published == 0)
+        return;
+    auto aside = static_cast<std::size_t>(
+        std::count_if(versions.begin(), versions.end(),
+                      [](const RowVersion &version) { return version.why == Remembered::aside; }));
+    for (RowVersion &version : versions) {
+        const bool is_unmarkable =
+            version.why == Remembered::published && version.taken_at != 0 &&
+            std::find(unmarkable_.begin(), unmarkable_.end(), version.id) != unmarkable_.end();
+        if (!is_unmarkable || aside >= kMaxAside)
+            continue;
+        ++aside;
+        version.why = Remembered::aside;
+        version.since_s = 0;
+        newly_aside_.push_back(version.id.text());
+    }
+}
+
+/// What the lane's next passes have to settle, and what consume storage remembered and nobody has claimed
+/// yet.
+void RetainStore::remember() {
+    std::vector<RowVersion> rest = late_;
     for (const RowVersion &version : remembered_)
         if (std::none_of(claimed_.begin(), claimed_.end(),
                          [&version](const Claimed &claimed) { return claimed.version.id == version.id; }))
-            unmarked.push_back(version);
-    for (std::size_t handle = 0; handle < fate_.size(); ++handle)
-        if (fate_[handle] == Fate::published)
-            unmarked.push_back(claimed_[handle].version);
-    memory_.replace(unmarked);
+            rest.push_back(version);
+    for (std::uint32_t handle = 0; handle < fate_.size(); ++handle) {
+        if (fate_[handle] != Fate::published && !is_to_go_back(handle))
+            continue;
+        rest.push_back(claimed_[handle].version);
+        rest.back().why = fate_[handle] == Fate::published ? Remembered::published : Remembered::unsent;
+    }
+    set_aside(rest);
+    memory_.replace(rest);
 }
 
 void RetainStore::commit() {
     if (in_transaction_)
         close();
     else
-        give_back(true);
-    if (unmarkable_)
-        throw pg::Error(*unmarkable_);
-    remember_unmarked();
+        give_back_unsent();
+    remember();
+    ended_ = true;
+    if (error_)
+        throw pg::Error(*error_);
+    // Where others could be settled the lane is well.
+    if (late_error_ && settled_.published == 0)
+        throw pg::Error(*late_error_);
     memory_.set_live_claim(0);
+    let_extension_go();
 }
 
 void RetainStore::rollback() noexcept {
     undo();
-    if (!in_transaction_) {
+    if (!in_transaction_ && !ended_) {
         try {
-            give_back(false);
+            if (!gave_back_)
+                give_back_unsent();
         } catch (...) {
-            // They stay `processing`, and are reclaimed like those of a pass whose process died.
             undo();
         }
-        remember_unmarked();
+        remember();
     }
     memory_.set_live_claim(0);
+    let_extension_go();
 }
 
 std::unique_ptr<OutboxStore> make_outbox_store(const Route &route, const std::optional<core::Uuid> &tenant,

@@ -21,7 +21,8 @@ enum class Remembered : std::uint8_t {
     suspect,   ///< it was alone in a pass that failed to settle
     warned,    ///< it was a suspect, and another row then settled alone; not left out
     aside,     ///< it alone fails to settle: passes leave it out
-    let_go     ///< it was set aside, and somebody asked for another try
+    let_go,    ///< it was set aside, and somebody asked for another try
+    unsent     ///< retain: claimed by a pass that sent nothing of it, and not given back yet
 };
 
 /// A version of a row. (relation, id, xmin) is its identity: VACUUM FULL and CLUSTER move rows under
@@ -37,6 +38,11 @@ struct RowVersion {
     /// On retain storage what identifies the row instead: processing_at of the claim that committed it as
     /// `processing` (as timestamptz has it). 0: a version that is still as it was claimed.
     std::int64_t taken_at = 0;
+
+    /// The endpoint has it, and the row is still `processing`: to reclaim it would be to send it again.
+    bool is_acknowledged_in_processing() const {
+        return taken_at != 0 && (why == Remembered::published || why == Remembered::aside);
+    }
 
     bool same_version(const RowVersion &other) const {
         return id == other.id && relation == other.relation && xmin == other.xmin &&

@@ -199,6 +199,10 @@ core::PassHost::Order WorkerHost::pulse() {
     return drain_left_us() > drain_time_us() / 5 ? Order::go_on : Order::leave;
 }
 
+bool WorkerHost::has_to_leave() const {
+    return leaving_ || (signals.terminate && !server_is_stopping());
+}
+
 void WorkerHost::at(core::PassPoint point, std::size_t count) {
     switch (point) {
     case core::PassPoint::after_begin:

@@ -61,6 +61,7 @@ class WorkerHost : public core::PassHost {
     /// The pass sends by `transport`; without one its target lies inside the database.
     void watch(const core::Transport *transport) { transport_ = transport; }
     Order pulse() override;
+    bool has_to_leave() const override;
     void at(core::PassPoint point, std::size_t count) override;
 
   private:

@@ -161,7 +161,8 @@ std::vector<store::RowVersion> LaneMemory::load() {
     const std::uint32_t now = now_s();
     for_each(lane, [&](const store::RowVersion &version) {
         if (version.why == store::Remembered::aside ||
-            (version.why != store::Remembered::let_go && now - version.since_s < kKeep_s))
+            (version.why != store::Remembered::let_go &&
+             (version.taken_at != 0 || now - version.since_s < kKeep_s)))
             versions.push_back(version);
     });
     return versions;

@@ -34,12 +34,13 @@ std::vector<AsideRow> rows_aside(const std::string &route);
 /// is under way that still knows it. Under the lock, exclusive.
 void let_go(Lane &lane, const core::Uuid *id) noexcept;
 
-/// The memory of one lane; only the lane's holder writes to it, but for let_go().
+/// The memory of one lane; only the lane's holder changes it, but for let_go(); others load it under the
+/// lock, shared.
 class LaneMemory : public store::RowMemory {
   public:
     explicit LaneMemory(int lane) : lane_(lane) {}
 
-    /// Without published versions older than an hour: transaction ids may come round again.
+    /// Without versions older than an hour that are known by their transaction id: it may come round again.
     std::vector<store::RowVersion> load() override;
     void add(const store::RowVersion &version) noexcept override;
     void replace(std::span<const store::RowVersion> versions) noexcept override;

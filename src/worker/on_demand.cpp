@@ -49,7 +49,7 @@ class SessionHost final : public core::PassHost {
 
 /// What a lane remembers is read and not added to: here the caller's rollback is meant to return the rows,
 /// but what the lane's own passes have published and not settled goes out once. What its live pass holds is
-/// its own.
+/// its own, and so is what it has sent and could not mark yet.
 class LiveClaim final : public store::RowMemory {
   public:
     LiveClaim(const std::string &route, const std::optional<core::Uuid> &tenant)
@@ -62,7 +62,7 @@ class LiveClaim final : public store::RowMemory {
         if (lane >= 0)
             versions = LaneMemory(lane).load();
         std::erase_if(versions, [](const store::RowVersion &version) {
-            return version.why != store::Remembered::published;
+            return version.why != store::Remembered::published && version.taken_at == 0;
         });
         return versions;
     }

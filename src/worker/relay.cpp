@@ -88,6 +88,25 @@ void log_line(const std::string &message) {
     pg::report_at(LOG, {ERRCODE_SUCCESSFUL_COMPLETION, message});
 }
 
+void log_aside(const LaneWork &work, const store::OutboxStore &store) {
+    for (const std::string &id : store.newly_aside())
+        log_line(
+            work.name() + " sets row " + id + " of " + store.table() +
+            " aside: it can't be settled, others can: " + store::from_utf8(lane_at(work.lane).last_error));
+}
+
+/// What a failed pass has settled all the same.
+void count(Counters &counters, const store::OutboxStore::Settled &settled) {
+    counters.claimed +=
+        static_cast<std::uint64_t>(settled.published + settled.failed + settled.retried + settled.refused);
+    counters.published += static_cast<std::uint64_t>(settled.published);
+    counters.failed += static_cast<std::uint64_t>(settled.failed);
+    counters.retried += static_cast<std::uint64_t>(settled.retried);
+    counters.refused += static_cast<std::uint64_t>(settled.refused);
+    counters.reclaimed += static_cast<std::uint64_t>(settled.reclaimed);
+    counters.duplicates_avoided += static_cast<std::uint64_t>(settled.duplicates_avoided);
+}
+
 } // namespace
 
 std::string LaneWork::name() const {
@@ -921,29 +940,28 @@ core::NextTurn Relay::pass(LaneWork &work, bool first_of_tick) {
     if (is_draining())
         keep_time_to_commit(settings);
     const std::int64_t started_us = pg::monotonic_us();
+    WorkerHost host(slot_, lane, work.route().drain_on_shutdown);
+    LaneMemory memory(work.lane);
+    std::unique_ptr<store::OutboxStore> store;
     try {
-        WorkerHost host(slot_, lane, work.route().drain_on_shutdown);
-        LaneMemory memory(work.lane);
-        const std::unique_ptr<store::OutboxStore> store =
-            store::make_outbox_store(work.route(), work.tenant, settings, plans_of(work), host, memory,
-                                     store::Frame::own, turn % 2 == 0);
+        store = store::make_outbox_store(work.route(), work.tenant, settings, plans_of(work), host, memory,
+                                         store::Frame::own, turn % 2 == 0);
         const core::PassSettings pass = pass_settings(work, settings, first_of_tick);
         // Who is to drain finishes a statement first: eviction still takes no longer than its limit.
         signals.may_die = is_draining() || drains() ? 0 : 1;
         const core::PassResult result = publish(work, settings, pass, *store, host);
         signals.may_die = 0;
-        for (const std::string &id : store->newly_aside())
-            log_line(work.name() + " sets row " + id + " of " + store->table() +
-                     " aside: it can't be settled, others can: " + store::from_utf8(lane.last_error));
-        return committed(work, settings, result, started_us);
+        const core::NextTurn next = committed(work, settings, result, started_us);
+        log_aside(work, *store);
+        return next;
     } catch (const pg::Error &error) {
         signals.may_die = 0;
-        return failed(work, settings, error, started_us);
+        return failed(work, settings, error, started_us, store.get());
     } catch (const std::exception &error) {
         // Of a library: no memory, no descriptors. The pass is undone; its connections are not used again.
         signals.may_die = 0;
         work.transport.reset();
-        return failed(work, settings, pg::library_error(error), started_us);
+        return failed(work, settings, pg::library_error(error), started_us, store.get());
     }
 }
 
@@ -1066,7 +1084,7 @@ core::NextTurn Relay::committed(LaneWork &work, const store::Effective &settings
 }
 
 core::NextTurn Relay::failed(LaneWork &work, const store::Effective &settings, const pg::Error &error,
-                             std::int64_t started_us) {
+                             std::int64_t started_us, const store::OutboxStore *store) {
     Lane &lane = lane_at(work.lane);
     const std::string error_class = "SQLSTATE " + error.sqlstate_text();
     const std::string message = store::to_utf8(error.message()).value_or(error_class);
@@ -1076,6 +1094,8 @@ core::NextTurn Relay::failed(LaneWork &work, const store::Effective &settings, c
         LockedLanes locked(LW_EXCLUSIVE);
         next = core::after_failure(lane.health, policy_of(settings));
         ++lane.counters.failed_passes;
+        if (store != nullptr)
+            count(lane.counters, store->settled());
         lane.last_pass_at = GetCurrentTimestamp();
         lane.last_pass_ms = (pg::monotonic_us() - started_us) / 1000;
         lane.last_error_at = lane.last_pass_at;
@@ -1086,6 +1106,8 @@ core::NextTurn Relay::failed(LaneWork &work, const store::Effective &settings, c
     }
     if (new_trouble)
         pg::log_error(error, "a pass of " + work.name() + " failed");
+    if (store != nullptr)
+        log_aside(work, *store);
     return next;
 }
 

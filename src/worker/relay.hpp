@@ -125,7 +125,7 @@ class Relay {
     core::NextTurn committed(LaneWork &work, const store::Effective &settings, const core::PassResult &result,
                              std::int64_t started_us);
     core::NextTurn failed(LaneWork &work, const store::Effective &settings, const pg::Error &error,
-                          std::int64_t started_us);
+                          std::int64_t started_us, const store::OutboxStore *store = nullptr);
     void release(LaneWork &work, const core::NextTurn &next);
     void serve_signals();
     double uniform();

@@ -107,7 +107,7 @@ subtest 'a mark that fails' => sub {
     my $table = table_and_route('unmarked', interval => '1h');
     value($node, "ALTER TABLE $table ADD CONSTRAINT no_published CHECK (status <> 'published')");
     stage_many($node, 'unmarked', 3);
-    my $lane = wait_lane($node, 'unmarked', 'failed_passes = 1');
+    my $lane = wait_lane($node, 'unmarked', 'failed_passes > 0');
     is(statuses($table), 'processing 3', 'its rows stay processing');
     like($lane->{last_error}, qr/no_published/, 'the error is shown');
     value($node, "ALTER TABLE $table DROP CONSTRAINT no_published");
@@ -116,7 +116,7 @@ subtest 'a mark that fails' => sub {
     value($node, "CREATE FUNCTION app.no_retry() RETURNS trigger LANGUAGE plpgsql AS \$\$ BEGIN IF NEW.attempts > 0 THEN RAISE EXCEPTION 'no retry'; END IF; RETURN NEW; END \$\$;
         CREATE TRIGGER no_retry BEFORE UPDATE ON $failing FOR EACH ROW EXECUTE FUNCTION app.no_retry()");
     stage($node, 'unmarked_retry');
-    wait_lane($node, 'unmarked_retry', 'failed_passes = 1');
+    wait_lane($node, 'unmarked_retry', 'failed_passes > 0');
     is(statuses($failing), 'processing 1', 'a failing reschedule likewise');
 };
 
@@ -126,10 +126,12 @@ subtest 'a trigger that swallows marks fails the pass' => sub {
     value($node, "CREATE FUNCTION app.swallow() RETURNS trigger LANGUAGE plpgsql AS \$\$ BEGIN RETURN CASE WHEN NEW.status = 'published' THEN NULL ELSE NEW END; END \$\$;
         CREATE TRIGGER swallow BEFORE UPDATE ON $table FOR EACH ROW EXECUTE FUNCTION app.swallow()");
     stage_many($node, 'swallowed', 40);
-    my $lane = wait_lane($node, 'swallowed', 'failed_passes = 1');
-    like($lane->{last_error}, qr/only 0 of 32 rows of app.swallowed were updated/, 'and says so');
+    # The tick goes on behind the first, with one row.
+    my $lane = wait_lane($node, 'swallowed', 'failed_passes = 2');
+    like($lane->{last_error}, qr/only 0 of \d+ rows? of app.swallowed were updated/, 'and says so');
     # What nothing was sent of goes back at once.
-    is(statuses($table), 'pending 8, processing 32', 'the rows that were not reached go back');
+    is(statuses($table), 'pending 7, processing 33', 'the rows that were not reached go back');
+    is($e->count->{received}, 33, 'nothing was sent twice');
 };
 
 # RET-10
