@@ -31,7 +31,9 @@ void ConsumeStore::begin() {
     // Two suspects: each failed alone, so the fault is not a row's but the lane's.
     if (std::count_if(remembered_.begin(), remembered_.end(), is_suspect) > 1)
         std::erase_if(remembered_, is_suspect);
-    take_back_processing();
+    // Not by a client, who may roll back, and whose route may be one of retain storage.
+    if (frame_ == Frame::own)
+        take_back_processing();
 }
 
 /// Rows that the lane's passes on retain storage left `processing`, before the route changed its storage:
