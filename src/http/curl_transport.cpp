@@ -52,6 +52,11 @@ void CurlTransport::open() {
         throw std::bad_alloc();
     check(curl_multi_setopt(multi_.get(), CURLMOPT_MAXCONNECTS, static_cast<long>(settings_.max_connections)),
           "curl_multi_setopt");
+#if LIBCURL_VERSION_NUM >= 0x081400
+    // Since 8.20 threads that resolve names belong to the multi handle: a name that hangs would hold up its
+    // end.
+    check(curl_multi_setopt(multi_.get(), CURLMOPT_QUICK_EXIT, 1L), "curl_multi_setopt");
+#endif
 }
 
 std::unique_ptr<Transfer> CurlTransport::take_handle() {
