@@ -951,9 +951,8 @@ core::NextTurn Relay::pass(LaneWork &work, bool first_of_tick) {
         signals.may_die = is_draining() || drains() ? 0 : 1;
         const core::PassResult result = publish(work, settings, pass, *store, host);
         signals.may_die = 0;
-        const core::NextTurn next = committed(work, settings, result, started_us);
         log_aside(work, *store);
-        return next;
+        return committed(work, settings, result, started_us);
     } catch (const pg::Error &error) {
         signals.may_die = 0;
         return failed(work, settings, error, started_us, store.get());

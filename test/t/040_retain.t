@@ -44,6 +44,20 @@ subtest 'published rows stay, marked' => sub {
     is(value($node, "SELECT attempts || ' ' || (last_error IS NULL) FROM $failing"), '2 true', 'two attempts counted, last_error cleared');
 };
 
+# FLR-12, FLR-13 as spec.md has it
+subtest 'each row keeps its own error, and waits by its own attempts' => sub {
+    $e->reset;
+    my $table = table_and_route('own_errors', url => $e->url('/status/{event_type}'), retry_base_delay => '100s', interval => '1h', enabled => 0);
+    insert_rows($node, $table, 'own_errors', 1, type => '500');
+    insert_rows($node, $table, 'own_errors', 1, type => '502');
+    insert_rows($node, $table, 'own_errors', 1, type => '504', columns => { attempts => 1, available_at => \q{now()} });
+    value($node, "UPDATE outbox_route SET enabled = true WHERE name = 'own_errors'");
+    wait_lane($node, 'own_errors', 'retried = 3');
+    is(value($node, "SELECT bool_and(last_error LIKE 'HTTP ' || event_type || '%') FROM $table"), 't', 'its error');
+    is(value($node, "SELECT string_agg(event_type || ' ' || attempts || ' ' || (available_at - now() > '100 s'), ', ' ORDER BY event_type) FROM $table"),
+        '500 1 false, 502 1 false, 504 2 true', 'its wait');
+};
+
 # CLM-10
 subtest 'rows show processing to others before the first send, and no transaction is open meanwhile' => sub {
     $e->reset;
@@ -101,6 +115,43 @@ subtest 'stale rows are reclaimed once a tick, others are left' => sub {
     is(statuses($table), 'processing 4, published 3', 'off: stale rows stay');
 };
 
+# RET-05: by the trigger's own account of which statements there were
+subtest 'reclaim runs with the first pass of a tick' => sub {
+    $e->reset;
+    my $table = table_and_route('once', interval => '1h', max_claim_rows => 2);
+    value($node, <<"SQL");
+CREATE TABLE app.statements (what text);
+CREATE FUNCTION app.note_statement() RETURNS trigger LANGUAGE plpgsql AS \$\$
+BEGIN
+    PERFORM pg_stat_clear_snapshot();
+    INSERT INTO app.statements SELECT query FROM pg_stat_activity WHERE pid = pg_backend_pid();
+    RETURN NULL;
+END \$\$;
+CREATE TRIGGER note BEFORE UPDATE ON $table FOR EACH STATEMENT EXECUTE FUNCTION app.note_statement();
+SQL
+    # A tick ends where a route has changed: this one is to have nothing to learn.
+    my $passes = wait_lane($node, 'once', q{passes > 0 AND state = 'idle'})->{passes};
+    insert_rows($node, $table, 'once', 1, columns => { status => 'processing', processing_at => \q{now() - interval '1 hour'} });
+    insert_rows($node, $table, 'once', 5);
+    value($node, 'TRUNCATE app.statements');
+    stage($node, 'once');
+    wait_lane($node, 'once', "passes = $passes + 4 AND published = 7");
+    is(value($node, "SELECT count(*) FROM app.statements WHERE what = 'outbox_relay: claim'"), 4, 'four passes claimed');
+    is(value($node, "SELECT count(*) FROM app.statements WHERE what = 'outbox_relay: reclaim'"), 1, 'one of them reclaimed');
+};
+
+# RET-02: as the next claim finds it
+subtest 'a reclaimed row has no processing_at' => sub {
+    $e->reset;
+    my $table = table_and_route('cleared', enabled => 0, max_claim_rows => 1, url => $e->url('/hang'), pass_deadline => '20s');
+    insert_rows($node, $table, 'cleared', 2, columns => { status => 'processing', processing_at => \q{now() - interval '1 hour'} });
+    value($node, "UPDATE outbox_route SET enabled = true WHERE name = 'cleared'");
+    $e->wait_for_count(1, of => 'inflight');
+    is(value($node, "SELECT string_agg(status || ' ' || (processing_at IS NULL), ', ' ORDER BY status) FROM $table"), 'pending true, processing false', 'the one that waits for its turn');
+    $e->release(1);
+    wait_empty($node, $table);
+};
+
 # RET-07, RET-08, LOOP-04's other reading: the lane backs off
 subtest 'a mark that fails' => sub {
     $e->reset;
@@ -152,6 +203,47 @@ subtest 'a late pass does not overwrite what others made of its rows' => sub {
     is(lane($node, 'late')->{failed_passes}, 0, 'it is no error');
 };
 
+# RET-10 for each kind of mark, and where the mark itself has to wait for what the other does
+my %marks = (
+    # kind      the endpoint's answer    columns of the route               what the row that is still ours becomes
+    published => [ '/hang',              {},                                'published 0' ],
+    retried   => [ '/hang?status=500',   { retry_base_delay => '1h', retry_max_backoff => '1h' }, 'pending 1' ],
+    failed    => [ '/hang?status=422',   { fail_statuses => [422] },        'failed 0' ]);
+for my $kind (sort keys %marks)
+{
+    my ($target, $columns, $ours) = @{ $marks{$kind} };
+    for my $when ('before the mark', 'while the mark waits')
+    {
+        subtest "rows that others have changed $when: $kind" => sub {
+            $e->reset;
+            my $name = "others_$kind" . ($when =~ /waits/ ? '_wait' : '');
+            my $table = table_and_route($name, url => $e->url($target), pass_deadline => '30s', pass_statement_timeout => '10s', %$columns);
+            my @ids = stage_many($node, $name, 5);
+            $e->wait_for_count(5, of => 'inflight');
+            my $session = hold_session($node, "BEGIN;
+                UPDATE $table SET status = 'pending', processing_at = NULL, available_at = 'infinity' WHERE event_id = '$ids[0]';
+                UPDATE $table SET processing_at = now() + interval '1 min' WHERE event_id = '$ids[1]';
+                UPDATE $table SET status = 'published', published_at = '2026-01-01' WHERE event_id = '$ids[2]';
+                UPDATE $table SET status = 'failed', last_error = 'theirs' WHERE event_id = '$ids[3]'");
+            $session->query_safe('COMMIT') if $when !~ /waits/;
+            $e->release(1);
+            if ($when =~ /waits/)
+            {
+                wait_sql($node, 'postgres', "SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'outbox_relay worker' AND wait_event_type = 'Lock'");
+                $session->query_safe('COMMIT');
+            }
+            $session->quit;
+            wait_sql($node, 'postgres', "SELECT status <> 'processing' FROM $table WHERE event_id = '$ids[4]'");
+            is(value($node, "SELECT string_agg(status || ' ' || attempts, ', ' ORDER BY id) FROM $table"),
+                "pending 0, processing 0, published 0, failed 0, $ours", 'only what is still ours is marked');
+            is(value($node, "SELECT count(*) FROM $table WHERE published_at = '2026-01-01' OR last_error = 'theirs' OR processing_at > now()"), 3, 'times and errors of the others stay');
+            wait_lane($node, $name, 'in_flight = 0 AND state <> $$running$$');
+            is(lane($node, $name)->{failed_passes}, 0, 'it is no error');
+            value($node, "UPDATE outbox_route SET enabled = false WHERE name = '$name'");
+        };
+    }
+}
+
 # Rows not reached, refusals: back as they were
 subtest 'rows that are not reached go back as they were' => sub {
     $e->reset;
@@ -162,6 +254,9 @@ subtest 'rows that are not reached go back as they were' => sub {
     my $lane = wait_lane($node, 'unreached', 'passes = 1');
     cmp_ok($lane->{published}, '>=', 1, 'some are published');
     is(value($node, "SELECT string_agg(to_jsonb(o)::text, E'\\n' ORDER BY id) FROM $table o WHERE event_id IN (SELECT event_id FROM $table ORDER BY created_at DESC LIMIT 10)"), $before, 'the last ten are as they were');
+    # One of them is tried again soon.
+    value($node, "UPDATE outbox_route SET enabled = false WHERE name = 'unreached'");
+    wait_sql($node, 'postgres', "SELECT count(*) = 0 FROM outbox_stat_worker WHERE route = 'unreached'");
 
     my $refused = table_and_route('refused', url => 'http://127.0.0.1:1/', interval => '1h');
     stage_many($node, 'refused', 5);

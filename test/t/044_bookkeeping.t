@@ -77,7 +77,7 @@ subtest 'one row that can not be marked costs no other its mark' => sub {
         'processing 1, published 49', 'the others have their marks');
 
     # The same of retries: the mark of one fails, the others keep their attempt.
-    my $failing = table_and_route('one_bad_retry', storage => 'retain', interval => '1h', url => $e->url('/status/500'), breaker_threshold => 0, enabled => 0);
+    my $failing = table_and_route('one_bad_retry', storage => 'retain', interval => '1h', url => $e->url('/status/500'), breaker_threshold => 0, retry_base_delay => '1h', retry_max_backoff => '1h', enabled => 0);
     @ids = stage_many($node, 'one_bad_retry', 9);
     value($node, "ALTER TABLE $failing ADD CONSTRAINT not_this CHECK (attempts = 0 OR event_id <> '$ids[4]');
         UPDATE outbox_route SET enabled = true WHERE name = 'one_bad_retry'");
@@ -102,6 +102,18 @@ subtest 'a lock on the table while marks are due' => sub {
     my $oracle = oracle($table, @ids);
     $oracle->check_nothing_lost;
     $oracle->check_duplicates_at_most(0);
+};
+
+# CON-19
+subtest 'a closing statement that fails is not tried again by its pass' => sub {
+    my $table = table_and_route('closed_once', interval => '1h');
+    value($node, "CREATE SEQUENCE app.closings; CREATE FUNCTION app.no_closing() RETURNS trigger LANGUAGE plpgsql AS \$\$
+        BEGIN PERFORM nextval('app.closings'); RAISE 'no closing'; END \$\$;
+        CREATE TRIGGER no_closing BEFORE DELETE ON $table FOR EACH STATEMENT EXECUTE FUNCTION app.no_closing()");
+    stage_many($node, 'closed_once', 40);
+    my $lane = wait_lane($node, 'closed_once', 'failed_passes > 0');
+    is(value($node, 'SELECT last_value FROM app.closings'), $lane->{failed_passes}, 'one statement a pass');
+    pause_route('closed_once');
 };
 
 # B-11: ours sends for longer than another relay thinks that a live relay may take.
