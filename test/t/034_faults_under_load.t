@@ -66,6 +66,8 @@ sub start_stager
     if (!$pid)
     {
         setpgrp;
+        # The servers are the parent's: newer test modules stop them when a signal ends us.
+        local @SIG{qw(TERM INT)} = ('DEFAULT') x 2;
         local $ENV{PGAPPNAME} = 'stager';
         open(STDOUT, '>>', "$scratch/told_$number") && open(STDERR, '>', '/dev/null') or _exit(1);
         while (getppid() != 1)

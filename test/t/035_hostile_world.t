@@ -140,7 +140,8 @@ subtest 'each attempt has one outcome' => sub {
         ['/garbage',                          'malformed response: '],
         ['/no-status',                        'malformed response: '],
         ['/nul-header',                       'malformed response: '],
-        ['/conflicting-length',               'published'],
+        # Newer libcurls refuse it, as RFC 9112, section 6.3, has it.
+        ['/conflicting-length',               'published|malformed response: '],
         ['/obs-fold',                         'published'],
         ['/big-reason?bytes=10000',           'HTTP 500'],
         ['/big-reason?bytes=900000',          'malformed response: '],
@@ -170,7 +171,7 @@ subtest 'each attempt has one outcome' => sub {
         wait_lane($node, $name, 'published + failed > 0');
         my ($status, $error, $is_clean) = split /\|/, value($node,
             "SELECT status, last_error, $clean FROM app.outbox WHERE event_id = '$id'");
-        is($status ? $error =~ /^(?:$outcome)/ ? $outcome : $error : 'published', $outcome, "$path: $outcome");
+        like($status ? $error : 'published', qr/^(?:$outcome)/, "$path: $outcome");
         is($is_clean, 't', 'with a clean reason') if $status;
         my $lane = lane($node, $name);
         cmp_ok($lane->{last_pass_ms}, '<', $limit_ms + 1500, 'in bounded time');
@@ -178,7 +179,7 @@ subtest 'each attempt has one outcome' => sub {
         my @requests = grep { $_->{event_id} eq $id } $e->deliveries, $e->inflight;
         is(scalar @requests, 1, 'one request');
         is($requests[0]{acked} && $requests[0]{complete} ? 1 : 0, $outcome eq 'published' ? 1 : 0, "$path: the endpoint sees it so too")
-          if $path !~ /endless|early|101/;
+          if $path !~ /endless|early|101|conflicting/;
         $node->safe_psql('postgres', "DELETE FROM outbox_route WHERE name = '$name'");
         $e->release;
     }
