@@ -85,7 +85,7 @@ std::string default_owner(const std::string &relation_name) {
 
 store::Needs needs_of(const Route &route) {
     return {route.hlc_ordering, route.propagate_trace, route.reclaim_stale_after_ms.value_or(0) > 0,
-            route.storage == "retain"};
+            route.storage == "retain", store::effective(route).reclaim_stale_after_ms > 0};
 }
 
 void warn(const store::Finding &finding) {
@@ -144,10 +144,10 @@ store::Relation check_relation_exists(const Route &route) {
     return relation;
 }
 
-void check_relation_rights(const store::Relation &relation, Oid role) {
+void check_relation_rights(const store::Relation &relation, const Route &route, Oid role) {
     if (const std::optional<store::Finding> finding = store::owner_finding(relation, role))
         warn(*finding);
-    for (const store::Finding &finding : store::privilege_findings(relation, role))
+    for (const store::Finding &finding : store::privilege_findings(relation, needs_of(route), role))
         warn(finding);
 }
 
@@ -162,7 +162,7 @@ void check_existence(const Route &route) {
                    "It is to be the owner of outbox route \"" + route.name + "\".",
                    "Name a role that exists, or leave owner out for the owner of the relation."});
     if (relation)
-        check_relation_rights(*relation, role);
+        check_relation_rights(*relation, route, role);
     check_tenancy_exists(route, role);
     check_log_existence(route, role);
     if (!route.target_function.empty())

@@ -41,7 +41,7 @@ std::vector<store::Route> watched_routes() {
 }
 
 /// What the extension and the route say comes first: a lane of a paused or foreign route may still show its
-/// last state.
+/// last state. `broken`: nothing here can be relayed; a route whose owner is gone can't either.
 std::string state_of(const store::Route &route, const worker::LaneSnapshot &lane, bool broken) {
     if (broken)
         return "broken";
@@ -49,6 +49,8 @@ std::string state_of(const store::Route &route, const worker::LaneSnapshot &lane
         return "paused";
     if (route.bound_to != store::current_binding())
         return "foreign";
+    if (!OidIsValid(find_role(route.owner)))
+        return "broken";
     return lane.state.empty() ? "idle" : lane.state;
 }
 

@@ -55,7 +55,7 @@ std::optional<std::string> value_of(std::string_view word, std::string_view rout
     if (word == "event_type")
         return row.event_type;
     if (word == "ordering_key")
-        return row.ordering_key && !row.ordering_key->empty() ? *row.ordering_key : row.event_id.text();
+        return row.ordering_key;
     if (word == "tenant_id")
         return row.tenant_id ? std::optional<std::string>(row.tenant_id->text()) : std::nullopt;
     if (word == "event_id")

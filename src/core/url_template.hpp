@@ -15,9 +15,8 @@ bool has_placeholders(std::string_view url);
 std::optional<std::string> unknown_placeholder(std::string_view url);
 
 /// `url` with its placeholders replaced by the row's values, percent-encoded (everything but RFC 3986
-/// unreserved, so a value can't leave its place); {ordering_key} falls back to the event id as
-/// ce-partitionkey does. Nothing when a value is missing (a tenant that the row has not) or the
-/// value is "." or ".." alone in its segment.
+/// unreserved, so a value can't leave its place). Nothing when a value is missing or empty (a tenant or an
+/// ordering key that the row has not) or is "." or ".." alone in its segment.
 std::optional<std::string> fill_url(std::string_view url, std::string_view route, const Row &row);
 
 } // namespace outbox_relay::core

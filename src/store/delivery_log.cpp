@@ -80,16 +80,18 @@ bool takes_rows_of(Oid table, AttrNumber attnum, TimestampTz at) {
            takes_rows_of(child, get_attnum(child, get_attname(table, attnum, false)), at);
 }
 
-void find_partition(const Relation &log, std::int64_t at, std::vector<Finding> &findings) {
+/// Whether there is a partition for rows of `at`; a finding where there is none.
+bool find_partition(const Relation &log, std::int64_t at, std::vector<Finding> &findings) {
     const AttrNumber attnum = log.column("published_at")->attnum;
     const Oid oid = log.oid;
     if (pg::guard([oid, attnum, at] { return takes_rows_of(oid, attnum, at); }))
-        return;
+        return true;
     const std::string day = pg::guard([at] { return pnstrdup(timestamptz_to_str(at), 10); });
     findings.push_back(finding(
         ERRCODE_CHECK_VIOLATION, "delivery log " + log.qualified_name + " has no partition for " + day,
         "A pass appends its rows there when it deletes them; nothing was sent.",
         "Create the day's partition, and a default partition as the net for a day that nobody added."));
+    return false;
 }
 
 std::string role_name(Oid role) {
@@ -172,23 +174,13 @@ std::vector<Finding> log_findings(const Relation &log, Oid role, std::int64_t fr
     if (!findings.empty())
         return findings;
     find_owners(log, role, findings);
-    const Oid oid = log.oid;
-    if (pg::guard([oid, role] { return pg_class_aclcheck(oid, role, ACL_INSERT); }) != ACLCHECK_OK) {
-        const std::string quoted =
-            pg::guard([role] { return quote_identifier(GetUserNameFromId(role, false)); });
-        Finding lacking =
-            finding(ERRCODE_INSUFFICIENT_PRIVILEGE,
-                    "role \"" + role_name(role) + "\" lacks INSERT on delivery log " + log.qualified_name,
-                    "Passes of the route run as this role.",
-                    "GRANT INSERT ON " + log.qualified_name + " TO " + quoted + ";");
-        // Rights on single columns are not seen here.
-        lacking.severity = Finding::Severity::warning;
-        lacking.blocks = false;
-        findings.push_back(lacking);
-    }
-    find_partition(log, from, findings);
-    if (findings.empty() && to > from)
-        find_partition(log, to, findings);
+    std::vector<AttrNumber> columns;
+    for (const LogColumn &wanted : kColumns)
+        columns.push_back(log.column(wanted.name)->attnum);
+    if (!has_right(log.oid, role, ACL_INSERT, columns))
+        findings.push_back(missing_rights(log, "delivery log", "INSERT", role));
+    if (find_partition(log, from, findings) && to > from)
+        (void)find_partition(log, to, findings);
     return findings;
 }
 

@@ -89,10 +89,11 @@ std::vector<Finding> check_route(const Route &route, const std::optional<core::U
     // Reclaim that nobody asked for is skipped where the column is missing.
     needs.retain = route.storage == "retain";
     needs.processing_at = route.reclaim_stale_after_ms.has_value() && settings.reclaim_stale_after_ms > 0;
+    needs.reclaims = settings.reclaim_stale_after_ms > 0;
     std::vector<Finding> findings = missing_or_wrong(*relation, needs);
     if (std::optional<Finding> finding = owner_finding(*relation, owner))
         findings.push_back(*finding);
-    append(findings, privilege_findings(*relation, owner));
+    append(findings, privilege_findings(*relation, needs, owner));
     if (!tables.delivery_log.empty())
         append(findings, check_log(tables.delivery_log, settings, owner, context, checked));
     return findings;

@@ -8,6 +8,7 @@
 extern "C" {
 #include "access/htup_details.h"
 #include "access/relation.h"
+#include "access/sysattr.h"
 #include "catalog/namespace.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_type.h"
@@ -374,29 +375,76 @@ std::optional<Finding> owner_finding(const Relation &relation, Oid role) {
                    "Set the route's owner to the table's owner."};
 }
 
-std::vector<Finding> privilege_findings(const Relation &relation, Oid role) {
-    struct Right {
-        const char *name;
-        AclMode mode;
-    };
-    static constexpr Right kRights[] = {
-        {"SELECT", ACL_SELECT}, {"UPDATE", ACL_UPDATE}, {"DELETE", ACL_DELETE}};
-    std::string lacking;
-    for (const Right &right : kRights) {
-        const AclResult result = pg::guard([&] { return pg_class_aclcheck(relation.oid, role, right.mode); });
-        if (result != ACLCHECK_OK)
-            lacking += (lacking.empty() ? "" : ", ") + std::string(right.name);
-    }
-    std::vector<Finding> findings;
-    if (lacking.empty())
-        return findings;
+bool has_right(Oid relation, Oid role, AclMode mode, const std::vector<AttrNumber> &columns) {
+    return pg::guard([&] {
+        if (pg_class_aclcheck(relation, role, mode) == ACLCHECK_OK)
+            return true;
+        for (std::size_t i = 0; i < columns.size(); ++i)
+            if (pg_attribute_aclcheck(relation, columns[i], role, mode) != ACLCHECK_OK)
+                return false;
+        return !columns.empty();
+    });
+}
+
+Finding missing_rights(const Relation &relation, const char *what, const std::string &rights, Oid role) {
     const std::string quoted = pg::guard([role] { return quote_identifier(GetUserNameFromId(role, false)); });
-    findings.push_back(
-        {Finding::Severity::warning, ERRCODE_INSUFFICIENT_PRIVILEGE,
-         "role \"" + role_name(role) + "\" lacks " + lacking + " on table " + relation.qualified_name,
-         "Passes of the route run as this role.",
-         "GRANT " + lacking + " ON " + relation.qualified_name + " TO " + quoted + ";", false});
-    return findings;
+    return {Finding::Severity::error, ERRCODE_INSUFFICIENT_PRIVILEGE,
+            "role \"" + role_name(role) + "\" lacks " + rights + " on " + what + " " +
+                relation.qualified_name,
+            "Passes of the route run as this role.",
+            "GRANT " + rights + " ON " + relation.qualified_name + " TO " + quoted + ";"};
+}
+
+namespace {
+
+/// The columns that a pass reads, the server's own among them.
+std::vector<AttrNumber> read_columns(const Relation &relation, const Needs &needs) {
+    std::vector<AttrNumber> columns = {SelfItemPointerAttributeNumber, TableOidAttributeNumber,
+                                       MinTransactionIdAttributeNumber};
+    for (const Expected &expected : kExpected) {
+        const Column *column = relation.column(expected.name);
+        const bool always =
+            expected.when == Expected::always && column != nullptr && column->name != "last_error";
+        if (column != nullptr &&
+            (always || (expected.when == Expected::hlc && needs.hlc) ||
+             (expected.when == Expected::trace && needs.trace) ||
+             (expected.when == Expected::processing && (needs.retain || needs.reclaims))))
+            columns.push_back(column->attnum);
+    }
+    return columns;
+}
+
+/// The columns that a pass may write.
+std::vector<AttrNumber> written_columns(const Relation &relation, const Needs &needs) {
+    std::vector<AttrNumber> columns;
+    const auto add = [&](const char *name) {
+        if (const Column *column = relation.column(name))
+            columns.push_back(column->attnum);
+    };
+    for (const char *name : {"status", "attempts", "available_at", "last_error"})
+        add(name);
+    if (needs.retain || needs.reclaims)
+        add("processing_at");
+    if (needs.retain)
+        add("published_at");
+    return columns;
+}
+
+} // namespace
+
+std::vector<Finding> privilege_findings(const Relation &relation, const Needs &needs, Oid role) {
+    std::string lacking;
+    const auto want = [&](const char *name, AclMode mode, const std::vector<AttrNumber> &columns) {
+        if (!has_right(relation.oid, role, mode, columns))
+            lacking += (lacking.empty() ? "" : ", ") + std::string(name);
+    };
+    want("SELECT", ACL_SELECT, read_columns(relation, needs));
+    want("UPDATE", ACL_UPDATE, written_columns(relation, needs));
+    if (!needs.retain)
+        want("DELETE", ACL_DELETE, {});
+    if (lacking.empty())
+        return {};
+    return {missing_rights(relation, "table", lacking, role)};
 }
 
 } // namespace outbox_relay::store

@@ -10,6 +10,7 @@
 
 extern "C" {
 #include "access/attnum.h"
+#include "nodes/parsenodes.h"
 #include "storage/lockdefs.h"
 }
 
@@ -42,6 +43,7 @@ struct Needs {
     bool trace = false;
     bool processing_at = false; ///< reclaim that the route itself asks for
     bool retain = false;        ///< both columns that a retain pass writes
+    bool reclaims = false;      ///< where there is a processing_at
 };
 
 /// What a qualified name names, for the error about a malformed one.
@@ -73,8 +75,13 @@ void require(const std::vector<Finding> &findings);
 /// role's privileges. Fine are the owner itself, who has the role's privileges, and superusers.
 std::optional<Finding> owner_finding(const Relation &relation, Oid role);
 
-/// Table privileges that `role` lacks for a pass (42501); column grants are not seen, so these do
-/// not block.
-std::vector<Finding> privilege_findings(const Relation &relation, Oid role);
+/// Whether `role` has the right `mode` on the table, or on each of `columns` of it.
+bool has_right(Oid relation, Oid role, AclMode mode, const std::vector<AttrNumber> &columns);
+
+/// 42501: passes of `role` need `rights` on `what` ("table", "delivery log").
+Finding missing_rights(const Relation &relation, const char *what, const std::string &rights, Oid role);
+
+/// Rights that `role` lacks for a pass (42501); those on single columns count.
+std::vector<Finding> privilege_findings(const Relation &relation, const Needs &needs, Oid role);
 
 } // namespace outbox_relay::store

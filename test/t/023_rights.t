@@ -141,6 +141,39 @@ subtest 'whose table a route may be on' => sub {
     wait_empty($node, 'app.theirs', all => 1);
 };
 
+# spec.md, section 4, step 2
+subtest 'missing rights are found before anything is sent' => sub {
+    $e->reset;
+    make_outbox($node, 'postgres', 'app.granted');
+    $node->safe_psql('postgres', 'CREATE TABLE app.granted_log (id uuid, outbox_route text, event_id uuid, tenant_id uuid, published_at timestamptz);'
+          . 'GRANT SELECT, UPDATE ON app.granted TO app_owner; GRANT EXECUTE ON FUNCTION outbox_relay_pass TO app_owner');
+    create_route($node, 'granted', 'app.granted', $e->url, owner => 'app_owner', delivery_log => 'app.granted_log', %fast);
+    insert_rows($node, 'app.granted', 'granted', 50);
+    my $read = 'id, outbox_route, event_id, event_type, tenant_id, execution_id, correlation_id, causation_id, occurred_at, payload, status,'
+      . 'created_at, attempts, available_at, ordering_key, ctid, tableoid, xmin';
+    my @steps = (
+        [ 'DELETE', 'table app.granted', 'GRANT DELETE ON app.granted TO app_owner; REVOKE SELECT, UPDATE ON app.granted FROM app_owner;'
+              . "GRANT SELECT ($read), UPDATE (status, attempts, available_at) ON app.granted TO app_owner" ],
+        [ 'SELECT, UPDATE', 'table app.granted', 'GRANT SELECT (processing_at), UPDATE (processing_at) ON app.granted TO app_owner' ],
+        [ 'UPDATE', 'table app.granted', 'GRANT UPDATE (last_error) ON app.granted TO app_owner' ],
+        [ 'INSERT', 'delivery log app.granted_log', 'GRANT INSERT (id, outbox_route, event_id, tenant_id) ON app.granted_log TO app_owner' ],
+        [ 'INSERT', 'delivery log app.granted_log', 'GRANT INSERT (published_at) ON app.granted_log TO app_owner' ]);
+    for my $step (@steps)
+    {
+        my ($right, $what, $sql) = @$step;
+        wait_lane($node, 'granted', 'position(' . sql_literal("lacks $right on $what") . ' IN last_error) > 0');
+        my ($code, $out, $error) = $node->psql('postgres', "\\set VERBOSITY verbose\nSELECT outbox_relay_pass('granted')");
+        my ($name) = $what =~ /(\S+)$/;
+        like($error, qr/42501: route "granted" cannot be relayed: role "app_owner" lacks $right on $what.*HINT:  GRANT $right ON $name TO app_owner;/s, "$right on $what");
+        is($e->count->{received}, 0, 'nothing was sent');
+        $node->safe_psql('postgres', $sql);
+    }
+    wait_empty($node, 'app.granted', all => 1);
+    is(value($node, 'SELECT count(*) FROM app.granted_log'), 50, 'rights on columns are enough');
+    is($e->count->{received}, 50, 'each sent once');
+    $node->safe_psql('postgres', "DELETE FROM outbox_route WHERE name = 'granted'");
+};
+
 subtest 'a missing owner idles the route' => sub {
     make_outbox($node, 'postgres', 'app.gone', owner => 'other_owner');
     create_route($node, 'gone', 'app.gone', $e->url, owner => 'other_owner', %fast);
@@ -149,6 +182,7 @@ subtest 'a missing owner idles the route' => sub {
     insert_rows($node, 'app.gone', 'gone', 1);
     my $lane = wait_lane($node, 'gone', 'failed_passes > 0');
     like($lane->{last_error}, qr/owner "other_owner" of route "gone" does not exist/, 'and says so');
+    is(lane($node, 'gone')->{state}, 'broken', 'and is shown so');
     is(value($node, 'SELECT count(*) FROM app.gone'), 1, 'the row waits');
     $node->safe_psql('postgres', "DELETE FROM outbox_route WHERE name = 'gone'");
 };

@@ -121,6 +121,21 @@ subtest 'a missing partition is found before anything is sent' => sub {
     wait_empty($node, $table, all => 1);
 };
 
+subtest 'a partition that will be missing when the pass ends' => sub {
+    $e->reset;
+    my $log = make_log('ending', default => 0, days => 1);
+    make_outbox($node, 'postgres', 'app.ends');
+    # Rights on columns alone.
+    value($node, "CREATE ROLE ends_owner; GRANT USAGE ON SCHEMA app TO ends_owner; ALTER TABLE app.ends OWNER TO ends_owner;"
+          . "GRANT INSERT (id, outbox_route, event_id, tenant_id, published_at) ON $log TO ends_owner");
+    create_route($node, 'ends', 'app.ends', $e->url, owner => 'ends_owner', delivery_log => $log, interval => '100ms', pass_deadline => '1 day');
+    stage($node, 'ends');
+    like(wait_lane($node, 'ends', 'failed_passes > 0')->{last_error}, qr/delivery log app.ending has no partition for \d{4}-\d\d-\d\d/, 'tomorrow\'s');
+    is($e->count->{received}, 0, 'nothing was sent');
+    add_day('ending', 1);
+    wait_empty($node, 'app.ends', all => 1);
+};
+
 # LOG-05: a pass that is killed logs nothing, its repeat logs once
 subtest 'killed before the commit' => sub {
     $e->reset;
