@@ -309,7 +309,9 @@ struct Pair {
     std::optional<std::int64_t> store::Route::*more_column;
     std::int64_t store::Effective::*less_value;
     std::int64_t store::Effective::*more_value;
-    bool zero_is_no_limit;
+    /// Of the two limits the shorter holds, and 0 is none: only what the route itself says of both
+    /// contradicts.
+    bool shorter_holds;
 };
 
 } // namespace
@@ -351,8 +353,8 @@ void check_contradictions(const store::Route &route, bool whole) {
         const bool more_own = (route.*pair.more_column).has_value();
         const std::int64_t less = values.*pair.less_value;
         const std::int64_t more = values.*pair.more_value;
-        const bool judged = whole ? less_own || more_own : less_own && more_own;
-        if (!judged || less <= more || (pair.zero_is_no_limit && more == 0))
+        const bool judged = whole && !pair.shorter_holds ? less_own || more_own : less_own && more_own;
+        if (!judged || less <= more || (pair.shorter_holds && more == 0))
             continue;
         const auto origin = [](bool own) { return own ? "of the route" : "of the configuration"; };
         pg::raise({ERRCODE_INVALID_PARAMETER_VALUE,

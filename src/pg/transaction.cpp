@@ -8,6 +8,7 @@ extern "C" {
 #include "nodes/makefuncs.h"
 #include "nodes/parsenodes.h"
 #include "pgstat.h"
+#include "storage/lock.h"
 #include "storage/lwlock.h"
 #include "utils/timeout.h"
 }
@@ -31,10 +32,21 @@ void fire_triggers_at_once() {
     });
 }
 
+namespace {
+
+/// A session of the worker's never ends for the application's code that runs in it: what that code locked
+/// for the session, with pg_advisory_lock(), would stay locked, for other owners' code too. C regime.
+void release_session_locks() {
+    LockReleaseAll(USER_LOCKMETHOD, true);
+}
+
+} // namespace
+
 void commit_transaction() {
     guard([] {
         MemoryContext before = TopMemoryContext;
         CommitTransactionCommand();
+        release_session_locks();
         // Up to 17 the server leaves TopMemoryContext behind, 18 the context of the start.
         MemoryContextSwitchTo(before);
         pgstat_report_stat(false);
@@ -47,6 +59,7 @@ void abort_transaction() {
         QueryCancelPending = false;
         AbortOutOfAnyTransaction();
         LWLockReleaseAll();
+        release_session_locks();
         MemoryContextSwitchTo(TopMemoryContext);
         pgstat_report_stat(false);
     });

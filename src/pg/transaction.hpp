@@ -12,7 +12,8 @@ namespace pg {
 /// constraints checked at statement end, so that no user code is left to run at COMMIT as the worker.
 void start_transaction();
 
-/// Commits it, leaves CurrentMemoryContext as it was before, and reports table statistics.
+/// Commits it, releases advisory locks of the session, leaves CurrentMemoryContext as it was before, and
+/// reports table statistics.
 void commit_transaction();
 
 /// Gets rid of whatever transaction, locks and timers an error left behind. Safe outside of one.

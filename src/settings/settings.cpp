@@ -52,8 +52,8 @@ void define_text(const Text &text) {
 }
 
 /// A duration that a superuser sets, as most columns of outbox_route have one.
-Number duration(const char *name, const char *what, int *variable, int standard, int low) {
-    return {name, what, variable, standard, low, kDayMs, PGC_SUSET, GUC_UNIT_MS};
+Number duration(const char *name, const char *what, int *variable, int standard, int low, int high = kDayMs) {
+    return {name, what, variable, standard, low, high, PGC_SUSET, GUC_UNIT_MS};
 }
 
 /// A count that is also a column of outbox_route.
@@ -111,7 +111,7 @@ void define_route_defaults() {
     Parameters &p = parameters;
     define_number(duration("outbox_relay.interval",
                            "Pause between polls of a lane; a wake makes it due earlier.", &p.interval_ms,
-                           5000, 1));
+                           5000, 1, kLongestPauseMs));
     define_number(count("outbox_relay.max_claim_rows", "Rows that a pass claims at most.", &p.max_claim_rows,
                         100, 1, 100000));
     define_number(duration("outbox_relay.pass_deadline",
@@ -133,15 +133,15 @@ void define_route_defaults() {
                         20, 0, INT_MAX));
     define_number(duration("outbox_relay.retry_base_delay",
                            "Wait after a row's first failed attempt; doubles with each further one.",
-                           &p.retry_base_delay_ms, 1000, 1));
+                           &p.retry_base_delay_ms, 1000, 1, kLongestPauseMs));
     define_number(duration("outbox_relay.retry_max_backoff", "Longest wait between two attempts of a row.",
-                           &p.retry_max_backoff_ms, 300000, 1));
+                           &p.retry_max_backoff_ms, 300000, 1, kLongestPauseMs));
     define_number(count("outbox_relay.breaker_threshold",
                         "Consecutive failed publishes that open the breaker of a lane; 0: never.",
                         &p.breaker_threshold, 10, 0, INT_MAX));
     define_number(duration("outbox_relay.reclaim_stale_after",
                            "Age after which a row left in processing returns to pending; 0: off.",
-                           &p.reclaim_stale_after_ms, 300000, 0));
+                           &p.reclaim_stale_after_ms, 300000, 0, kLongestPauseMs));
 }
 
 void define_server_wide(bool preloading) {

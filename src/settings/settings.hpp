@@ -7,6 +7,9 @@
 
 namespace outbox_relay::settings {
 
+/// The longest pause that a setting may ask for, 24 days: as far as whole days of milliseconds fit an int.
+constexpr int kLongestPauseMs = 24 * 24 * 60 * 60 * 1000;
+
 /// The configuration parameters `outbox_relay.…` as the server keeps them; spec.md section 3. Times
 /// in milliseconds. Written by the server only.
 struct Parameters {

@@ -199,6 +199,7 @@ void drop_stale_routes() {
 }
 
 constexpr std::int64_t kDayMs = 24LL * 60 * 60 * 1000;
+constexpr std::int64_t kPauseMs = settings::kLongestPauseMs;
 
 } // namespace
 
@@ -207,7 +208,7 @@ const std::vector<TuningColumn> &tuning_columns() {
     using E = Effective;
     const settings::Parameters &p = settings::parameters;
     static const auto *const columns = new std::vector<TuningColumn>{
-        {"interval", true, 1, kDayMs, &R::interval_ms, &E::interval_ms, &p.interval_ms},
+        {"interval", true, 1, kPauseMs, &R::interval_ms, &E::interval_ms, &p.interval_ms},
         {"max_claim_rows", false, 1, 100000, &R::max_claim_rows, &E::max_claim_rows, &p.max_claim_rows},
         {"pass_deadline", true, 1, kDayMs, &R::pass_deadline_ms, &E::pass_deadline_ms, &p.pass_deadline_ms},
         {"pass_statement_timeout", true, 1, kDayMs, &R::pass_statement_timeout_ms,
@@ -218,13 +219,13 @@ const std::vector<TuningColumn> &tuning_columns() {
          &p.connect_timeout_ms},
         {"concurrency", false, 1, 1000, &R::concurrency, &E::concurrency, &p.concurrency},
         {"max_attempts", false, 0, INT_MAX, &R::max_attempts, &E::max_attempts, &p.max_attempts},
-        {"retry_base_delay", true, 1, kDayMs, &R::retry_base_delay_ms, &E::retry_base_delay_ms,
+        {"retry_base_delay", true, 1, kPauseMs, &R::retry_base_delay_ms, &E::retry_base_delay_ms,
          &p.retry_base_delay_ms},
-        {"retry_max_backoff", true, 1, kDayMs, &R::retry_max_backoff_ms, &E::retry_max_backoff_ms,
+        {"retry_max_backoff", true, 1, kPauseMs, &R::retry_max_backoff_ms, &E::retry_max_backoff_ms,
          &p.retry_max_backoff_ms},
         {"breaker_threshold", false, 0, INT_MAX, &R::breaker_threshold, &E::breaker_threshold,
          &p.breaker_threshold},
-        {"reclaim_stale_after", true, 0, kDayMs, &R::reclaim_stale_after_ms, &E::reclaim_stale_after_ms,
+        {"reclaim_stale_after", true, 0, kPauseMs, &R::reclaim_stale_after_ms, &E::reclaim_stale_after_ms,
          &p.reclaim_stale_after_ms},
     };
     return *columns;

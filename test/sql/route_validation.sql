@@ -109,16 +109,27 @@ SELECT try_column(c, '-1') FROM unnest(ARRAY['max_attempts', 'breaker_threshold'
 \echo durations
 SELECT try_column(c, v)
     FROM unnest(ARRAY['interval', 'pass_deadline', 'pass_statement_timeout', 'connect_timeout', 'retry_base_delay',
-        'retry_max_backoff']) c, unnest(ARRAY['''0''', '''-1 s''', '''25 h''']) v;
+        'retry_max_backoff']) c, unnest(ARRAY['''0''', '''-1 s''']) v;
+SELECT try_column(c, v) FROM unnest(ARRAY['pass_deadline', 'pass_statement_timeout', 'request_timeout', 'connect_timeout']) c,
+    unnest(ARRAY['''25 h''']) v;
+\echo pauses may be longer
+SET outbox_relay.retry_max_backoff = '24d';
+SELECT try_column(c, v) FROM unnest(ARRAY['interval', 'retry_base_delay', 'retry_max_backoff', 'reclaim_stale_after']) c,
+    unnest(ARRAY['''24 days''', '''24 days 1 ms''']) v;
+SET outbox_relay.retry_max_backoff = '25d';
+RESET outbox_relay.retry_max_backoff;
+SET outbox_relay.pass_deadline = '25 h';
 SELECT try_column(c, v)
-    FROM unnest(ARRAY['request_timeout', 'reclaim_stale_after']) c, unnest(ARRAY['''-1 us''', '''1 day 1 ms''']) v;
+    FROM unnest(ARRAY['request_timeout', 'reclaim_stale_after']) c, unnest(ARRAY['''-1 us''']) v;
 SELECT try_column('interval', v) FROM unnest(ARRAY['''1 month''', '''-1 year''', '''2147483647 days''']) v;
 
 \echo contradictions, also with what the configuration says
 SELECT try_column('retry_base_delay', '''6 min''');
 SELECT try_column('retry_max_backoff', '''500 ms''');
+\echo of the two limits of a request the shorter one holds
 SELECT try_column('request_timeout', '''1 s''');
 SELECT try_column('connect_timeout', '''1 h''');
+SELECT attempt('INSERT INTO outbox_route (name, relation, url, connect_timeout, request_timeout) VALUES (''r'', ''app.outbox'', ''http://127.0.0.1:9/'', ''3 s'', ''1 s'')');
 SET outbox_relay.request_timeout = '1 s';
 SELECT try_column('connect_timeout', '''3 s''');
 RESET outbox_relay.request_timeout;

@@ -236,6 +236,24 @@ subtest 'killed in every step, each event takes effect once' => sub {
     drop('once');
 };
 
+subtest 'a lock for the session ends with the pass' => sub {
+    my $held = q{SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'};
+    for my $what ('', q{IF event.event_type = 'bad' THEN RAISE 'no'; END IF;})
+    {
+        my $table = scene('locker', "PERFORM pg_advisory_lock(17); $what" . note_sql('locker'));
+        $node->safe_psql('postgres', "SELECT outbox_stage('locker', '" . ($what ? 'bad' : 'good') . q{', '1')});
+        $what ? wait_lane($node, 'locker', 'failed_passes > 0') : wait_empty($node, $table, all => 1);
+        $node->safe_psql('postgres', "UPDATE outbox_route SET enabled = false WHERE name = 'locker'");
+        wait_sql($node, 'postgres', $held, expected => 0, what => 'the lock to be released', timeout => 20);
+        drop('locker');
+        $node->safe_psql('postgres', 'DROP TABLE app.locker, app.locker_inbox; DROP FUNCTION app.locker_f');
+    }
+    pass('after a pass that committed, and after one that failed');
+    scene('locking', note_sql('locking'), enabled => 0);
+    is($node->safe_psql('postgres', "SELECT pg_advisory_lock(18); SELECT claimed FROM outbox_relay_pass('locking'); $held"), "\n0\n1", 'a pass on demand leaves its caller\'s');
+    drop('locking');
+};
+
 subtest 'with every storage' => sub {
     my $table = scene('retained', note_sql('retained'), storage => 'retain', max_claim_rows => 5, enabled => 0);
     insert_rows($node, $table, 'retained', 20);
