@@ -14,6 +14,7 @@ struct Context {
     int lock_timeout_ms = 0;      ///< set for the statement; 0: as it is
     bool ordered_plans = false;   ///< planner settings of a claim: index order or nothing
     Oid only_index = InvalidOid;  ///< its table's other indexes are kept from the planner
+    Oid relation = InvalidOid; ///< a statement whose names mean other tables by now fails; InvalidOid: none
 };
 
 namespace detail {

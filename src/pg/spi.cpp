@@ -6,6 +6,7 @@ extern "C" {
 #include "access/htup_details.h"
 #include "pgstat.h"
 #include "utils/builtins.h"
+#include "utils/plancache.h"
 #include "utils/snapmgr.h"
 }
 
@@ -104,6 +105,25 @@ Result run(const Plan &plan, Parameters &parameters, bool read_only, std::uint64
                                    static_cast<long>(max_rows)));
 }
 
+/// C regime. A kept statement is parsed again when a name in it may mean something else, and a lock on a
+/// table does not keep its schema from being renamed: whose triggers would run was checked for `relation`
+/// alone.
+void require_relation(const Plan &plan, Oid relation) {
+    if (!OidIsValid(relation))
+        return;
+    CachedPlan *planned = SPI_plan_get_cached_plan(plan.get());
+    const auto *source =
+        static_cast<const CachedPlanSource *>(linitial(SPI_plan_get_plan_sources(plan.get())));
+    const bool is_on_it = list_member_oid(source->relationOids, relation);
+    if (planned != nullptr)
+        ReleaseCachedPlan(planned, CurrentResourceOwner);
+    if (!is_on_it)
+        ereport(ERROR, (errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+                        errmsg("the outbox table was replaced under its name while a pass was under way"),
+                        errdetail("The name means another table now than the one that the pass has checked."),
+                        errhint("Pause the route before its table or schema is renamed.")));
+}
+
 } // namespace
 
 Result execute_as(const Context &context, const Plan &plan, std::span<const Value> values, const char *name,
@@ -113,6 +133,7 @@ Result execute_as(const Context &context, const Plan &plan, std::span<const Valu
         if (name != nullptr)
             pgstat_report_activity(STATE_RUNNING, name);
         PushActiveSnapshot(GetTransactionSnapshot());
+        require_relation(plan, context.relation);
         Result result = run(plan, parameters, false, max_rows);
         PopActiveSnapshot();
         return result;
@@ -122,6 +143,9 @@ Result execute_as(const Context &context, const Plan &plan, std::span<const Valu
 Cursor::Cursor(const Context &context, const Plan &plan, std::span<const Value> values) : context_(context) {
     Parameters parameters(values);
     portal_ = run_as(context_, [&] {
+        PushActiveSnapshot(GetTransactionSnapshot());
+        require_relation(plan, context_.relation);
+        PopActiveSnapshot();
         Portal portal =
             SPI_cursor_open(nullptr, plan.get(), parameters.datums.data(), parameters.nulls.data(), false);
         if (portal == nullptr)

@@ -90,7 +90,8 @@ std::optional<core::Unsendable> ConsumeStore::deliver(const core::Row &row) {
     prepare(plans_.deliver, "SELECT " + plans_.target.qualified_name + "($1)", types);
     const pg::Value values[] = {pg::Value(message_of(
         claimed.result, claimed.index, pg::text_datum(route_.name), plans_.target.message, render_context_))};
-    const pg::Result result = run(plans_.deliver, values, "outbox_relay: deliver to the target function");
+    const pg::Result result =
+        run(plans_.deliver, values, "outbox_relay: deliver to the target function", Planning::call);
     pg::guard([this, &result] {
         SPI_freetuptable(result.table);
         MemoryContextReset(render_context_);

@@ -218,7 +218,9 @@ pg::Context OutboxStore::context() const {
 
 pg::Context OutboxStore::context(Planning planning) const {
     pg::Context under = context();
-    under.ordered_plans = planning != Planning::free;
+    under.ordered_plans = planning == Planning::ordered || planning == Planning::claim;
+    if (planning != Planning::call)
+        under.relation = checked_.relation;
     if (planning == Planning::claim)
         under.only_index = plans_.tenant_index;
     return under;

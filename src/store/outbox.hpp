@@ -113,7 +113,8 @@ class OutboxStore : public core::Store {
     enum class Planning {
         free,
         ordered, ///< by an index, without a sort
-        claim    ///< by the tenant index, where the lane's claims walk one
+        claim,   ///< by the tenant index, where the lane's claims walk one
+        call     ///< of a function: it is on no table
     };
 
     pg::Result run(const pg::Plan &plan, std::span<const pg::Value> values, const char *name,

@@ -65,6 +65,32 @@ SQL
     value($node, "DELETE FROM outbox_route WHERE name IN ('replaced', 'given'); ALTER SCHEMA app OWNER TO postgres");
 };
 
+# The lock that a consume pass holds on its table does not keep the schema's name.
+subtest 'a schema that is replaced while requests are out' => sub {
+    value($node, 'CREATE SCHEMA rented AUTHORIZATION landlord; GRANT CREATE ON DATABASE postgres TO landlord; GRANT ALL ON SCHEMA rented TO tenant');
+    $e->reset;
+    make_outbox($node, 'postgres', 'rented.outbox', owner => 'tenant');
+    create_route($node, 'rented', 'rented.outbox', $e->url('/hang'), interval => '1h', owner => 'tenant', pass_deadline => '60s');
+    stage_many($node, 'rented', 3);
+    $e->wait_for_count(3, of => 'inflight');
+    my $offset = log_offset($node);
+    value($node, <<'SQL');
+SET ROLE landlord;
+ALTER SCHEMA rented RENAME TO sold;
+CREATE SCHEMA rented;
+GRANT ALL ON SCHEMA rented TO PUBLIC;
+CREATE TABLE rented.outbox (id uuid, outbox_route text, event_id uuid, tenant_id uuid);
+CREATE FUNCTION rented.spy() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE LOG 'spy runs as %', current_user; RETURN NULL; END $$;
+CREATE TRIGGER spy BEFORE DELETE ON rented.outbox FOR EACH STATEMENT EXECUTE FUNCTION rented.spy();
+GRANT ALL ON rented.outbox TO PUBLIC;
+SQL
+    $e->release(1);
+    my $lane = wait_lane($node, 'rented', 'failed_passes > 0');
+    unlike(log_since($node, $offset), qr/spy runs as/, 'no trigger of the new table has run');
+    like($lane->{last_error}, qr/was replaced under its name/, 'the pass fails and says why');
+    value($node, "DELETE FROM outbox_route WHERE name = 'rented'");
+};
+
 # Marks hold up the loop for longer than a request may take: an answer that came meanwhile is an answer.
 subtest 'marks slower than request_timeout and connect_timeout' => sub {
     my $table = table_and_route('slow_marks', url => $e->url('/slow?ms=60'), request_timeout => '500ms', connect_timeout => '500ms', max_attempts => 1, enabled => 0);
