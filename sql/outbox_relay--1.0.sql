@@ -454,8 +454,8 @@ COMMENT ON COLUMN outbox_stat_route.breaker IS 'closed, open or probing.';
 COMMENT ON COLUMN outbox_stat_route.in_flight IS 'Requests in flight now.';
 COMMENT ON COLUMN outbox_stat_route.set_aside IS 'Rows set aside because their settling fails.';
 COMMENT ON COLUMN outbox_stat_route.passes IS 'Passes that committed.';
-COMMENT ON COLUMN outbox_stat_route.failed_passes IS 'Passes that failed or ended by refusal.';
-COMMENT ON COLUMN outbox_stat_route.consecutive_failures IS 'Failed passes since the last good one.';
+COMMENT ON COLUMN outbox_stat_route.failed_passes IS 'Passes that failed and were undone.';
+COMMENT ON COLUMN outbox_stat_route.consecutive_failures IS 'Passes since the last good one that failed or ended by refusal.';
 COMMENT ON COLUMN outbox_stat_route.claimed IS 'Rows claimed.';
 COMMENT ON COLUMN outbox_stat_route.published IS 'Rows published and settled.';
 COMMENT ON COLUMN outbox_stat_route.failed IS 'Rows parked as failed.';
@@ -469,7 +469,7 @@ COMMENT ON COLUMN outbox_stat_route.latency_p50_ms IS 'Median time of a request 
 COMMENT ON COLUMN outbox_stat_route.latency_p95_ms IS '95th percentile of a request in milliseconds.';
 COMMENT ON COLUMN outbox_stat_route.latency_p99_ms IS '99th percentile of a request in milliseconds.';
 COMMENT ON COLUMN outbox_stat_route.latency_buckets IS
-    'Histogram of request times: 48 buckets, bounds 100 us * 2^(i/3).';
+    'Histogram of request times: 48 buckets, upper bounds 50 us * 2^(i/2), the first is i = 0, the last has none.';
 COMMENT ON COLUMN outbox_stat_route.last_pass_at IS 'When the last pass ended.';
 COMMENT ON COLUMN outbox_stat_route.last_pass_ms IS 'How long the last pass took in milliseconds.';
 COMMENT ON COLUMN outbox_stat_route.last_error_at IS 'When last_error happened.';
