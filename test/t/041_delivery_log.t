@@ -185,7 +185,8 @@ subtest 'rights and kinds' => sub {
     value($node, 'CREATE ROLE app_owner; CREATE ROLE log_owner; GRANT USAGE, CREATE ON SCHEMA app TO app_owner, log_owner');
     my $log = make_log('foreign_log');
     my $table = table_and_route('strangers', delivery_log => $log, enabled => 0);
-    value($node, "ALTER TABLE $table OWNER TO app_owner; UPDATE outbox_route SET owner = 'app_owner', enabled = true WHERE name = 'strangers'; GRANT INSERT ON $log TO app_owner; ALTER TABLE app.foreign_log_default OWNER TO log_owner");
+    value($node, "ALTER TABLE $table OWNER TO app_owner; GRANT INSERT ON $log TO app_owner; ALTER TABLE app.foreign_log_default OWNER TO log_owner;
+        UPDATE outbox_route SET owner = 'app_owner', enabled = true WHERE name = 'strangers'");
     stage($node, 'strangers');
     like(wait_lane($node, 'strangers', 'failed_passes > 0')->{last_error}, qr/may not run passes on delivery log/, 'a partition of somebody else\'s');
     is($e->count->{received}, 0, 'nothing was sent');
