@@ -114,7 +114,8 @@ void require_relation(const Plan &plan, Oid relation) {
     CachedPlan *planned = SPI_plan_get_cached_plan(plan.get());
     const auto *source =
         static_cast<const CachedPlanSource *>(linitial(SPI_plan_get_plan_sources(plan.get())));
-    const bool is_on_it = list_member_oid(source->relationOids, relation);
+    // A rule that does nothing instead leaves no relation, and nothing that would run.
+    const bool is_on_it = source->relationOids == NIL || list_member_oid(source->relationOids, relation);
     if (planned != nullptr)
         ReleaseCachedPlan(planned, CurrentResourceOwner);
     if (!is_on_it)

@@ -120,7 +120,8 @@ subtest 'where the url has placeholders a refusal is the row\'s own' => sub {
     stage($node, 'each', event_type => '410');
     stage($node, 'each', event_type => '201');
     wait_sql($node, 'postgres', "SELECT count(*) = 2 FROM $table");
-    is(value($node, "SELECT string_agg(event_type || ':' || attempts, ',' ORDER BY event_type) FROM $table WHERE attempts < 2"),
+    # Its next attempt may have come by now.
+    is(value($node, "SELECT string_agg(event_type || ':' || least(attempts, 1), ',' ORDER BY event_type) FROM $table"),
         '410:1,429:0', 'held without an attempt, gone with one; the neighbours went out') or diag($node->safe_psql('postgres', "TABLE $table"));
     $node->safe_psql('postgres', "DELETE FROM outbox_route WHERE name = 'each'");
 };
