@@ -447,7 +447,7 @@ COMMENT ON VIEW outbox_stat_route IS
 COMMENT ON COLUMN outbox_stat_route.route IS 'The route.';
 COMMENT ON COLUMN outbox_stat_route.tenant_id IS 'The tenant of the lane; NULL: the route''s one lane.';
 COMMENT ON COLUMN outbox_stat_route.state IS
-    'idle, due, running, backoff, refused, paused, foreign (bound elsewhere) or broken (the extension is not of the loaded library''s version).';
+    'idle, due, running, backoff, refused, paused, foreign (bound elsewhere) or broken (the extension is not of the loaded library''s version, the owner is gone, or the server has no slot for a worker).';
 COMMENT ON COLUMN outbox_stat_route.due_at IS 'When its next pass is due.';
 COMMENT ON COLUMN outbox_stat_route.backoff_until IS 'Until when it waits after a failed pass.';
 COMMENT ON COLUMN outbox_stat_route.breaker IS 'closed, open or probing.';

@@ -54,6 +54,13 @@ std::string state_of(const store::Route &route, const worker::LaneSnapshot &lane
     return lane.state.empty() ? "idle" : lane.state;
 }
 
+/// A lane that nobody runs: the server has no slot for a worker of this database.
+void show_lack(worker::LaneSnapshot &lane) {
+    lane.state = "broken";
+    if (lane.last_error.empty())
+        lane.last_error = "no background worker slot is free: raise max_worker_processes";
+}
+
 /// A quantile of the lane's latencies in milliseconds; NULL before the first request.
 pg::Value latency_value(const worker::Counters &counters, double quantile) {
     const std::int64_t us = core::latency_quantile_us(counters.latency, quantile);
@@ -105,10 +112,16 @@ void put_routes(Rows &rows) {
             lanes.emplace(std::move(name), std::move(lane));
         }
     const bool broken = store::extension_version() != store::kLibraryVersion;
+    worker::LaneSnapshot none;
+    if (worker::lacks_worker(MyDatabaseId)) {
+        show_lack(none);
+        for (auto &[name, lane] : lanes)
+            show_lack(lane);
+    }
     for (const store::Route &route : watched_routes()) {
         const auto [first, last] = lanes.equal_range(route.name);
         if (first == last)
-            put_lane(rows, route, worker::LaneSnapshot{}, broken);
+            put_lane(rows, route, none, broken);
         for (auto lane = first; lane != last; ++lane)
             put_lane(rows, route, lane->second, broken);
     }

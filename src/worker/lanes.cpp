@@ -270,7 +270,9 @@ int find_database(Oid oid, bool make) {
     database.state = DatabaseState::unknown;
     database.last_start_us = 0;
     database.failures = 0;
+    database.no_slot = false;
     database.overflow_warned = false;
+    std::memset(database.foreign_warned, 0, sizeof(database.foreign_warned));
     pg_atomic_write_u32(&database.poked, 0);
     database.oid = oid;
     return free_slot;

@@ -23,6 +23,8 @@ namespace outbox_relay::worker {
 /// microseconds of the monotonic clock, which all processes share.
 
 constexpr int kMaxDatabases = 1024;
+/// Foreign routes of a database that the log names, one by one.
+constexpr int kMostForeign = 16;
 constexpr std::size_t kErrorBytes = 512;
 
 struct LaneKey {
@@ -84,7 +86,10 @@ struct Database {
     pg_atomic_uint32 lists; ///< counts changes in the tenants of its routes
     std::int64_t last_start_us;
     std::uint32_t failures; ///< starts in a row that came to nothing
+    bool no_slot;           ///< it has no worker, for the server has no slot for one
     bool overflow_warned;   ///< said once that there are more lanes than slots
+    std::uint32_t
+        foreign_warned[kMostForeign]; ///< hashes of the names of routes that were said to be foreign
 };
 
 enum class Phase : std::uint8_t { starting, idle, claim, publish, settle, commit };

@@ -42,6 +42,7 @@ namespace {
 constexpr std::int64_t kListEvery_us = 5'000'000;     ///< how often pg_database is read again
 constexpr std::int64_t kMinGap_us = 1'000'000;        ///< between two starts for one database
 constexpr std::int64_t kMaxGap_us = 60'000'000;       ///< the same, when starts come to nothing
+constexpr std::int64_t kStartWithin_us = 2'000'000;   ///< a start that takes longer holds up no other
 constexpr std::int64_t kAttachWithin_us = 60'000'000; ///< a start that took longer is given up
 
 struct DatabaseRow {
@@ -180,10 +181,13 @@ class Launcher {
         return count;
     }
 
-    static bool start_under_way() {
-        for (int i = 0; i < shared()->max_workers; ++i)
-            if (worker_at(i).used && worker_at(i).phase == Phase::starting)
+    /// One that takes long waits for somebody's lock on its database, which is nothing to the others.
+    static bool start_under_way(std::int64_t now_us) {
+        for (int i = 0; i < shared()->max_workers; ++i) {
+            const WorkerSlot &slot = worker_at(i);
+            if (slot.used && slot.phase == Phase::starting && now_us - slot.started_us < kStartWithin_us)
                 return true;
+        }
         return false;
     }
 
@@ -221,6 +225,8 @@ class Launcher {
                 return kListEvery_us;
             Database &database = shared()->databases[index];
             const int have = running(oid);
+            if (have > 0)
+                database.no_slot = false;
             int want = database.state == DatabaseState::active ? settings::parameters.workers : 0;
             const bool look = database.state == DatabaseState::unknown ||
                               (have == 0 && pg_atomic_read_u32(&database.poked) != 0);
@@ -234,7 +240,7 @@ class Launcher {
             if (now_us < due_us)
                 return due_us - now_us;
             // Looking is done one database at a time: a server may have a thousand without a route.
-            if (database.state == DatabaseState::unknown && start_under_way())
+            if (database.state == DatabaseState::unknown && start_under_way(now_us))
                 return 50'000;
             database.last_start_us = now_us;
             ++database.failures;
@@ -290,6 +296,9 @@ class Launcher {
         {
             LockedLanes locked(LW_EXCLUSIVE);
             worker_at(slot).used = false;
+            const int index = find_database(oid, false);
+            if (index >= 0)
+                shared()->databases[index].no_slot = running(oid) == 0;
         }
         if (!no_slots_said_)
             pg::report_at(LOG, {ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,

@@ -20,6 +20,7 @@
 
 extern "C" {
 #include "commands/dbcommands.h"
+#include "common/hashfn.h"
 #include "pgstat.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
@@ -289,17 +290,19 @@ std::vector<store::Route> Relay::read_routes(std::set<std::string> &existing) {
     return active;
 }
 
-/// Lanes of routes that are no more are given back; those of routes that are not relayed now, with their
-/// counters, only when somebody needs the slot.
+/// Lanes of routes that are no more are given back, those of routes that are not relayed now, with their
+/// counters, only when somebody needs the slot. Not at once: what we read may be older than a lane that
+/// another worker has made.
 void Relay::leave_other_lanes(const std::set<std::string> &existing) {
     LockedLanes locked(LW_EXCLUSIVE);
     for (int i = 0; i < shared()->max_lanes; ++i) {
         Lane &lane = lane_at(i);
         if (!lane.used || lane.key.database != MyDatabaseId)
             continue;
+        const bool was_served = lane.served;
         if (!routes_.contains(lane.key.route))
             lane.served = false;
-        if (!existing.contains(lane.key.route) && lane.holder < 0)
+        if (!existing.contains(lane.key.route) && !was_served && lane.holder < 0)
             drop_lane(i);
     }
 }
@@ -313,10 +316,30 @@ void Relay::warn_of_version() {
                             "the two, restart the server."});
 }
 
+/// True once in the life of the server for each route, up to kMostForeign of a database: workers come and go.
+bool Relay::first_warning(const store::Route &route) {
+    // 0 is none.
+    const std::uint32_t hash = hash_bytes(reinterpret_cast<const unsigned char *>(route.name.data()),
+                                          static_cast<int>(route.name.size())) |
+                               1;
+    LockedLanes locked(LW_EXCLUSIVE);
+    const int index = find_database(MyDatabaseId, true);
+    if (index < 0)
+        return true;
+    for (std::uint32_t &warned : shared()->databases[index].foreign_warned) {
+        if (warned == hash)
+            return false;
+        if (warned != 0)
+            continue;
+        warned = hash;
+        return true;
+    }
+    return false;
+}
+
 void Relay::warn_foreign(const store::Route &route) {
-    if (std::find(warned_foreign_.begin(), warned_foreign_.end(), route.name) != warned_foreign_.end())
+    if (!first_warning(route))
         return;
-    warned_foreign_.push_back(route.name);
     pg::report_at(WARNING, {ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
                             "route \"" + route.name + "\" is bound to another database and is not relayed",
                             "This database looks like a copy: the route's bound_to does not match it.",

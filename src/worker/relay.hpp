@@ -86,7 +86,8 @@ class Relay {
     void warn_overflow(const LaneWork &work);
     void attach(LaneWork &work, int index);
     bool has_lane(LaneWork &work, std::int64_t now_us);
-    void warn_foreign(const store::Route &route);
+    static bool first_warning(const store::Route &route);
+    static void warn_foreign(const store::Route &route);
     void warn_of_version();
 
     /// An idle lane that is looked at.
@@ -141,7 +142,6 @@ class Relay {
     std::optional<std::uint64_t> configured_parameters_; ///< as of the first look
     bool fits_library_ = true;                           ///< the extension's SQL is of the library's version
     std::string database_;                               ///< its name, as of the last look at the routes
-    std::vector<std::string> warned_foreign_;
     std::uint64_t routes_generation_ = 0;
     std::int64_t checked_us_ = 0;
 };

@@ -133,4 +133,12 @@ void reset_stats(Oid database) {
     }
 }
 
+bool lacks_worker(Oid database) {
+    if (shared() == nullptr)
+        return false;
+    LockedLanes locked(LW_SHARED);
+    const int index = find_database(database, false);
+    return index >= 0 && shared()->databases[index].no_slot;
+}
+
 } // namespace outbox_relay::worker

@@ -68,4 +68,7 @@ std::vector<LaneSnapshot> snapshot_lanes(Oid database);
 std::vector<WorkerSnapshot> snapshot_workers();
 void reset_stats(Oid database);
 
+/// True while a database has no worker because the server had no slot for one.
+bool lacks_worker(Oid database);
+
 } // namespace outbox_relay::worker

@@ -202,5 +202,32 @@ subtest 'no worker slot is free' => sub {
     is(scalar @lines, 1, 'said once');
 };
 
+# F-18: what has no worker at all says so, and is not forgotten.
+subtest 'no worker slot is free for a whole database' => sub {
+    value($node, "UPDATE outbox_route SET enabled = false");
+    $node->safe_psql('postgres', 'DROP DATABASE later');
+    $node->safe_psql('postgres', 'CREATE DATABASE spare');
+    $node->safe_psql('spare', 'CREATE EXTENSION outbox_relay');
+    make_outbox($node, 'spare', 'app.outbox');
+    set_conf($node, 'outbox_relay.workers' => 1);
+    my $offset = log_offset($node);
+    $node->restart;
+    # It was looked at and had no routes: from now on it is for its next change of routes to say so.
+    wait_log($node, qr/(?:outbox_relay worker" \(PID \d+\) exited.*?){2}/s, $offset);
+    value($node, "UPDATE outbox_route SET enabled = true");
+    wait_for_worker($node, 'postgres');
+    create_route($node, 'spare', 'app.outbox', $e->url, db => 'spare');
+    stage($node, 'spare', db => 'spare');
+    my $lane = wait_lane($node, 'spare', "state = 'broken'", db => 'spare');
+    like($lane->{last_error}, qr/raise max_worker_processes/, 'shown, and why');
+    is(lane($node, 'main')->{state} eq 'broken', '', 'where there is a worker it is not');
+    $node->safe_psql('spare', 'UPDATE outbox_route SET enabled = false');
+    is(lane($node, 'spare', 'spare')->{state}, 'paused', 'nor for a route that is paused');
+    $node->safe_psql('spare', 'UPDATE outbox_route SET enabled = true');
+    value($node, "UPDATE outbox_route SET enabled = false");
+    wait_empty($node, 'app.outbox', db => 'spare', all => 1);
+    isnt(lane($node, 'spare', 'spare')->{state}, 'broken', 'served when a slot is free');
+};
+
 $node->stop;
 done_testing();
