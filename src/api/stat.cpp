@@ -112,7 +112,7 @@ void put_routes(Rows &rows) {
             lanes.emplace(std::move(name), std::move(lane));
         }
     const bool broken = store::extension_version() != store::kLibraryVersion;
-    worker::LaneSnapshot none;
+    worker::LaneSnapshot none{};
     if (worker::lacks_worker(MyDatabaseId)) {
         show_lack(none);
         for (auto &[name, lane] : lanes)
