@@ -104,7 +104,7 @@ COMMENT ON COLUMN outbox_route.bound_to IS
 COMMENT ON COLUMN outbox_route.drain_on_shutdown IS
     'True: at the shutdown of the server what is claimable still goes out, one attempt a row, within outbox_relay.shutdown_drain_timeout. Default false.';
 COMMENT ON COLUMN outbox_route."interval" IS
-    'Pause between polls, 1 ms to 1 day. Default NULL: outbox_relay.interval (5 s).';
+    'Pause between polls, 1 ms to 24 days. Default NULL: outbox_relay.interval (5 s).';
 COMMENT ON COLUMN outbox_route.max_claim_rows IS
     'Rows that a pass claims, 1 to 100000. Default NULL: outbox_relay.max_claim_rows (100).';
 COMMENT ON COLUMN outbox_route.pass_deadline IS
@@ -120,13 +120,13 @@ COMMENT ON COLUMN outbox_route.concurrency IS
 COMMENT ON COLUMN outbox_route.max_attempts IS
     'Failed attempts after which a row is parked as failed; 0: no end. Default NULL: outbox_relay.max_attempts (20).';
 COMMENT ON COLUMN outbox_route.retry_base_delay IS
-    'Wait after a row''s first failed attempt, doubling with each further one, 1 ms to 1 day. Default NULL: outbox_relay.retry_base_delay (1 s).';
+    'Wait after a row''s first failed attempt, doubling with each further one, 1 ms to 24 days. Default NULL: outbox_relay.retry_base_delay (1 s).';
 COMMENT ON COLUMN outbox_route.retry_max_backoff IS
-    'Longest wait between two attempts of a row, 1 ms to 1 day. Default NULL: outbox_relay.retry_max_backoff (5 min).';
+    'Longest wait between two attempts of a row, 1 ms to 24 days. Default NULL: outbox_relay.retry_max_backoff (5 min).';
 COMMENT ON COLUMN outbox_route.breaker_threshold IS
     'Consecutive failed publishes that open the breaker of a lane; 0: never. Default NULL: outbox_relay.breaker_threshold (10).';
 COMMENT ON COLUMN outbox_route.reclaim_stale_after IS
-    'Age after which a row left in processing returns to pending, 0 to 1 day; 0: off. Default NULL: outbox_relay.reclaim_stale_after (5 min).';
+    'Age after which a row left in processing returns to pending, 0 to 24 days; 0: off. Default NULL: outbox_relay.reclaim_stale_after (5 min).';
 
 CREATE FUNCTION outbox_route_check() RETURNS trigger
     LANGUAGE c VOLATILE PARALLEL UNSAFE
