@@ -13,9 +13,11 @@
 #include "pg/session.hpp"
 
 extern "C" {
+#include "access/xact.h"
 #include "pgstat.h"
 #include "postmaster/bgworker.h"
 #include "storage/ipc.h"
+#include "storage/lock.h"
 #include "storage/proc.h"
 #include "utils/timestamp.h"
 
@@ -63,6 +65,11 @@ static void outbox_relay_worker_gone(int, Datum argument) {
     ++slot.generation;
     LWLockRelease(shared()->lock);
     wake_process(pg_atomic_read_u32(&shared()->launcher_proc));
+    // A retain pass keeps the extension for its session: at a process's end the server lets go of a
+    // transaction's locks and of advisory ones alone, and that one would stay with the process's place for
+    // good.
+    AbortOutOfAnyTransaction();
+    LockReleaseAll(DEFAULT_LOCKMETHOD, true);
 }
 }
 

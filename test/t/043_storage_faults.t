@@ -128,6 +128,9 @@ subtest 'retain, failing' => sub {
             judge($route, $oracle, 0, "$action at $_->[0]");
         }
     }
+    # What a pass holds for its session ends with the process, wherever that was.
+    wait_sql($node, 'postgres', "SELECT count(*) = 0 FROM pg_locks WHERE classid = 'pg_extension'::regclass");
+    unlike(log_since($node, 0), qr/is already held/, 'nobody holds the extension any more, or held it from a process before');
 };
 
 # What the relay was told to leave behind goes back at once, not after reclaim_stale_after.

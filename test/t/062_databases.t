@@ -52,6 +52,8 @@ for (['DROP DATABASE d1', 'd1'], ['DROP DATABASE d2 WITH (FORCE)', 'd2'], ['ALTE
     next if $command =~ /^DROP/;
     my $now = $command =~ /RENAME/ ? 'd5moved' : $name;
     value($node, "UPDATE outbox_route SET url = '" . $e->url . "'", $now);
+    # A new worker may have begun a pass before that.
+    value($node, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '$now' AND backend_type = 'outbox_relay worker'");
     wait_empty($node, 'app.outbox', db => $now, endpoint => $e);
     pass('whose rows go out afterwards');
     value($node, "DROP DATABASE $now");
