@@ -65,8 +65,9 @@ void initialise() {
     shared_memory->max_workers = max_worker_processes;
     pg_atomic_init_u32(&shared_memory->launcher_proc, 0);
     pg_atomic_init_u32(&shared_memory->launcher_told, 0);
+    pg_atomic_init_u32(&shared_memory->lost_pokes, 0);
     for (Database &database : shared_memory->databases)
-        for (pg_atomic_uint32 *count : {&database.poked, &database.lists})
+        for (pg_atomic_uint32 *count : {&database.pokes, &database.lists})
             pg_atomic_init_u32(count, 0);
     for (int i = 0; i < shared_memory->max_lanes; ++i)
         initialise_lane(lanes[i]);
@@ -255,6 +256,39 @@ void drop_lane(int index) {
     ++lane.generation;
 }
 
+namespace {
+
+bool has_worker(Oid database) {
+    for (int i = 0; i < shared_memory->max_workers; ++i)
+        if (workers[i].used && workers[i].database == database)
+            return true;
+    return false;
+}
+
+/// Frees the slot of a database that has nothing to relay, and its lanes; -1 when all have something.
+int free_idle_database() {
+    for (int i = 0; i < kMaxDatabases; ++i) {
+        Database &database = shared_memory->databases[i];
+        const Oid oid = database.oid;
+        if (database.state != DatabaseState::no_routes || has_worker(oid))
+            continue;
+        database.oid = InvalidOid;
+        pg_memory_barrier();
+        // Who pokes it counts first and then looks whether it still is this database's (wake.cpp).
+        if (pg_atomic_read_u32(&database.pokes) != database.pokes_seen) {
+            database.oid = oid;
+            continue;
+        }
+        for (int at = 0; at < shared_memory->max_lanes; ++at)
+            if (lanes[at].used && lanes[at].key.database == oid)
+                drop_lane(at);
+        return i;
+    }
+    return -1;
+}
+
+} // namespace
+
 int find_database(Oid oid, bool make) {
     int free_slot = -1;
     for (int i = 0; i < kMaxDatabases; ++i) {
@@ -264,16 +298,21 @@ int find_database(Oid oid, bool make) {
         if (database.oid == InvalidOid && free_slot < 0)
             free_slot = i;
     }
-    if (!make || free_slot < 0)
+    if (!make)
+        return -1;
+    if (free_slot < 0)
+        free_slot = free_idle_database();
+    if (free_slot < 0)
         return -1;
     Database &database = shared_memory->databases[free_slot];
     database.state = DatabaseState::unknown;
+    database.pokes_seen = 0;
     database.last_start_us = 0;
     database.failures = 0;
     database.no_slot = false;
     database.overflow_warned = false;
     std::memset(database.foreign_warned, 0, sizeof(database.foreign_warned));
-    pg_atomic_write_u32(&database.poked, 0);
+    pg_atomic_write_u32(&database.pokes, 0);
     database.oid = oid;
     return free_slot;
 }

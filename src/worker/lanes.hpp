@@ -22,7 +22,12 @@ namespace outbox_relay::worker {
 /// transaction touches is atomic instead, since it may take no lock. Times of the schedule are
 /// microseconds of the monotonic clock, which all processes share.
 
+/// Databases with routes, at a time; tests have to get there.
+#ifdef OUTBOX_RELAY_FAULT_POINTS
+constexpr int kMaxDatabases = 12;
+#else
 constexpr int kMaxDatabases = 1024;
+#endif
 /// Foreign routes of a database that the log names, one by one.
 constexpr int kMostForeign = 16;
 constexpr std::size_t kErrorBytes = 512;
@@ -82,8 +87,9 @@ enum class DatabaseState : std::uint8_t { unknown, no_routes, active };
 struct Database {
     Oid oid; ///< InvalidOid: free
     DatabaseState state;
-    pg_atomic_uint32 poked; ///< its outbox_route changed
-    pg_atomic_uint32 lists; ///< counts changes in the tenants of its routes
+    pg_atomic_uint32 pokes;   ///< counts transactions that changed its outbox_route
+    std::uint32_t pokes_seen; ///< as of the look that found no routes
+    pg_atomic_uint32 lists;   ///< counts changes in the tenants of its routes
     std::int64_t last_start_us;
     std::uint32_t failures; ///< starts in a row that came to nothing
     bool no_slot;           ///< it has no worker, for the server has no slot for one
@@ -115,7 +121,8 @@ struct Shared {
     pg_atomic_uint32 launcher_proc; ///< index of the launcher's PGPROC + 1; 0: none
     int launcher_pid;
     pg_atomic_uint32
-        launcher_told; ///< SIGTERM came to the launcher, as to everybody at the server's shutdown
+        launcher_told;           ///< SIGTERM came to the launcher, as to everybody at the server's shutdown
+    pg_atomic_uint32 lost_pokes; ///< counts pokes of databases that had no slot
     alignas(64) std::int64_t hlc_last; ///< the clock: a cache line of its own, stagers write it all the time
     alignas(64) Database databases[kMaxDatabases];
 };
@@ -157,8 +164,8 @@ int seize_lane(const LaneKey &key, std::int64_t due_us, bool for_list);
 /// Gives a lane's slot back. Under the lock, exclusive; the lane has no holder.
 void drop_lane(int index);
 
-/// Finds the slot of a database, or takes a free one when `make`; -1 when there is none. Under the
-/// lock, exclusive when `make`.
+/// Finds the slot of a database, or takes a free one when `make`, at need that of a database with nothing to
+/// relay; -1 when there is none. Under the lock, exclusive when `make`.
 int find_database(Oid oid, bool make);
 
 /// Sets the latch of the process in PGPROC `proc_plus_one` - 1, if any. Safe at commit.

@@ -1,7 +1,9 @@
 #include "worker/launcher.hpp"
 
 #include <algorithm>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "settings/settings.hpp"
@@ -85,12 +87,52 @@ class Launcher {
             list_at_us_ = now_us + kListEvery_us;
         }
         free_failed_starts(now_us);
+        remember_idle();
         std::int64_t wait_us = kListEvery_us;
         if (settings::parameters.enabled)
             for (const DatabaseRow &row : databases_)
                 if (row.served)
                     wait_us = std::min(wait_us, serve(row.oid, now_us));
+        warn_of_databases();
         return std::max<std::int64_t>(wait_us, 10'000);
+    }
+
+    /// A database without routes may lose its slot to another; it is not looked at again for that.
+    void remember_idle() {
+        const std::uint32_t lost_pokes = pg_atomic_read_u32(&shared()->lost_pokes);
+        if (lost_pokes != lost_pokes_)
+            idle_.clear();
+        lost_pokes_ = lost_pokes;
+        std::vector<std::pair<Oid, bool>> known;
+        known.reserve(kMaxDatabases);
+        {
+            LockedLanes locked(LW_SHARED);
+            for (const Database &database : shared()->databases)
+                if (database.oid != InvalidOid)
+                    known.emplace_back(database.oid, database.state == DatabaseState::no_routes);
+        }
+        for (const auto &[oid, idle] : known) {
+            if (idle)
+                idle_.insert(oid);
+            else
+                idle_.erase(oid);
+        }
+    }
+
+    /// Under the lock: no slot is one of a database that may turn out to have no routes.
+    static bool all_active() {
+        return std::all_of(std::begin(shared()->databases), std::end(shared()->databases),
+                           [](const Database &database) { return database.state == DatabaseState::active; });
+    }
+
+    void warn_of_databases() {
+        if (full_ && !full_said_)
+            pg::report_at(WARNING, {ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
+                                    "more databases have routes of outbox_relay than the " +
+                                        std::to_string(kMaxDatabases) + " that it serves",
+                                    "Those beyond wait until another has no enabled route any more."});
+        full_said_ = full_said_ || full_;
+        full_ = false;
     }
 
     /// Once for each time that the settings become so.
@@ -114,6 +156,7 @@ class Launcher {
         listed_ = now;
         if (!changed)
             return false;
+        idle_.clear();
         LockedLanes locked(LW_EXCLUSIVE);
         for (Database &database : shared()->databases)
             if (database.oid != InvalidOid && database.state == DatabaseState::no_routes)
@@ -220,16 +263,22 @@ class Launcher {
         std::vector<int> slots;
         {
             LockedLanes locked(LW_EXCLUSIVE);
-            const int index = find_database(oid, true);
-            if (index < 0)
+            int index = find_database(oid, false);
+            if (index < 0 && idle_.contains(oid))
                 return kListEvery_us;
+            if (index < 0)
+                index = find_database(oid, true);
+            if (index < 0) {
+                full_ = full_ || all_active();
+                return kListEvery_us;
+            }
             Database &database = shared()->databases[index];
             const int have = running(oid);
             if (have > 0)
                 database.no_slot = false;
             int want = database.state == DatabaseState::active ? settings::parameters.workers : 0;
             const bool look = database.state == DatabaseState::unknown ||
-                              (have == 0 && pg_atomic_read_u32(&database.poked) != 0);
+                              (have == 0 && pg_atomic_read_u32(&database.pokes) != database.pokes_seen);
             if (look)
                 want = std::max(want, 1);
             if (have >= want)
@@ -244,8 +293,6 @@ class Launcher {
                 return 50'000;
             database.last_start_us = now_us;
             ++database.failures;
-            if (have == 0)
-                pg_atomic_write_u32(&database.poked, 0);
             reserve(oid, want - have, now_us, slots);
         }
         for (const int slot : slots)
@@ -314,6 +361,10 @@ class Launcher {
     bool short_drain_ = false;
     std::int64_t list_at_us_ = 0;
     bool no_slots_said_ = false;
+    std::set<Oid> idle_; ///< databases that were found to have no routes
+    std::uint32_t lost_pokes_ = 0;
+    bool full_ = false; ///< a database got no slot in this turn
+    bool full_said_ = false;
 };
 
 extern "C" {

@@ -184,12 +184,7 @@ bool Relay::may_serve() {
                 work.transport->drop_idle();
     }
     pg::guard([] { AcceptInvalidationMessages(); });
-    const bool poked = [this] {
-        LockedLanes locked(LW_SHARED);
-        const int index = find_database(MyDatabaseId, false);
-        return index >= 0 && pg_atomic_read_u32(&shared()->databases[index].poked) != 0;
-    }();
-    if (routes_generation_ == store::routes_generation() && !poked) {
+    if (routes_generation_ == store::routes_generation() && pokes() == pokes_) {
         if (lists_changed())
             place_lanes();
         return true;
@@ -227,14 +222,17 @@ bool Relay::fits_library() {
     return version.empty() || version == store::kLibraryVersion;
 }
 
+/// How many transactions have changed this database's outbox_route. What they changed is visible to who asks
+/// first and reads then.
+std::uint32_t Relay::pokes() {
+    LockedLanes locked(LW_SHARED);
+    const int index = find_database(MyDatabaseId, false);
+    return index < 0 ? 0 : pg_atomic_read_u32(&shared()->databases[index].pokes);
+}
+
 /// Reads outbox_route anew; false when nothing here is to be relayed.
 bool Relay::refresh_routes() {
-    {
-        LockedLanes locked(LW_SHARED);
-        const int index = find_database(MyDatabaseId, false);
-        if (index >= 0)
-            pg_atomic_write_u32(&shared()->databases[index].poked, 0);
-    }
+    pokes_ = pokes();
     std::vector<store::Route> routes;
     std::set<std::string> existing;
     try {
@@ -366,13 +364,13 @@ void Relay::adopt_routes(std::vector<store::Route> routes) {
     if (index < 0)
         return;
     Database &database = shared()->databases[index];
-    const DatabaseState before = database.state;
-    // Where the versions differ somebody stays and looks.
-    database.state = work_.empty() && fits_library_ ? DatabaseState::no_routes : DatabaseState::active;
-    // The launcher, who has waited for this answer, starts the other workers.
-    if (database.state != before)
-        wake_process(pg_atomic_read_u32(&shared()->launcher_proc));
     database.failures = 0;
+    // Where the versions differ somebody stays and looks.
+    if ((work_.empty() && fits_library_) || database.state == DatabaseState::active)
+        return;
+    database.state = DatabaseState::active;
+    // The launcher, who has waited for this answer, starts the other workers.
+    wake_process(pg_atomic_read_u32(&shared()->launcher_proc));
 }
 
 /// True when the tenants of a route changed since place_lanes().
@@ -520,13 +518,19 @@ bool Relay::has_lane(LaneWork &work, std::int64_t now_us) {
     return true;
 }
 
-/// Leaves the slot, unless outbox_route changed in between: then the launcher, who saw us running, has
-/// left the look to us. True: gone for good.
+/// Leaves the slot, unless outbox_route changed since it was read: then the launcher, who saw us running, has
+/// left the look to us. Another worker may have read the change, and found routes, already. True: gone for
+/// good.
 bool Relay::give_up_slot() {
     LockedLanes locked(LW_EXCLUSIVE);
     const int index = find_database(MyDatabaseId, false);
-    if (index >= 0 && pg_atomic_read_u32(&shared()->databases[index].poked) != 0)
-        return false;
+    if (index >= 0) {
+        Database &database = shared()->databases[index];
+        if (pg_atomic_read_u32(&database.pokes) != pokes_)
+            return false;
+        database.state = DatabaseState::no_routes;
+        database.pokes_seen = pokes_;
+    }
     slot_.database = InvalidOid;
     return true;
 }

@@ -75,6 +75,7 @@ class Relay {
     bool fits_library();
     bool refresh_routes();
     std::vector<store::Route> read_routes(std::set<std::string> &existing);
+    static std::uint32_t pokes();
     bool give_up_slot();
     void adopt_routes(std::vector<store::Route> routes);
     void leave_other_lanes(const std::set<std::string> &existing);
@@ -143,6 +144,7 @@ class Relay {
     bool fits_library_ = true;                           ///< the extension's SQL is of the library's version
     std::string database_;                               ///< its name, as of the last look at the routes
     std::uint64_t routes_generation_ = 0;
+    std::uint32_t pokes_ = 0; ///< of this database, as of the last look at the routes
     std::int64_t checked_us_ = 0;
 };
 

@@ -39,9 +39,9 @@ struct AtCommit {
     Pending wakes[kMaxPending];
     int count = 0;
     bool every_lane = false; ///< of more routes than fit
-    int poked_database = -1;
     AsideId *aside = nullptr;
     std::size_t aside_count = 0;
+    bool poked = false;
 };
 
 AtCommit at_commit;
@@ -102,6 +102,19 @@ void let_rows_go() {
     }
 }
 
+/// Counts a change of this database's routes. Its slot may have been given away since the trigger took it, or
+/// just be: then the launcher looks again at all databases that have none.
+void poke() noexcept {
+    for (Database &database : shared()->databases) {
+        if (database.oid != MyDatabaseId)
+            continue;
+        (void)pg_atomic_fetch_add_u32(&database.pokes, 1);
+        if (database.oid == MyDatabaseId)
+            return;
+    }
+    (void)pg_atomic_fetch_add_u32(&shared()->lost_pokes, 1);
+}
+
 /// After ProcArrayEndTransaction: the rows are visible. Raising here would be a PANIC, so: atomics
 /// and latches, and what can't fail.
 void committed() noexcept {
@@ -115,8 +128,8 @@ void committed() noexcept {
         wake_others(others);
     if (staged)
         wake_worker(MyDatabaseId);
-    if (at_commit.poked_database >= 0) {
-        (void)pg_atomic_exchange_u32(&shared()->databases[at_commit.poked_database].poked, 1);
+    if (at_commit.poked) {
+        poke();
         wake_process(pg_atomic_read_u32(&shared()->launcher_proc));
         wake_worker(MyDatabaseId);
     }
@@ -125,9 +138,9 @@ void committed() noexcept {
 void forget() noexcept {
     at_commit.count = 0;
     at_commit.every_lane = false;
-    at_commit.poked_database = -1;
     at_commit.aside = nullptr;
     at_commit.aside_count = 0;
+    at_commit.poked = false;
 }
 
 extern "C" {
@@ -221,8 +234,9 @@ void poke_at_commit() {
     if (shared() == nullptr)
         return;
     listen();
+    at_commit.poked = true;
     LockedLanes locked(LW_EXCLUSIVE);
-    at_commit.poked_database = find_database(MyDatabaseId, true);
+    (void)find_database(MyDatabaseId, true);
 }
 
 } // namespace outbox_relay::worker
