@@ -115,9 +115,11 @@ Error library_error(const std::exception &exception) {
 
 void report_at(int level, const Report &report) {
     guard([&report, level] {
+        HOLD_INTERRUPTS();
         ereport(level, (errcode(report.sqlstate), errmsg("%s", report.message.c_str()),
                         report.detail.empty() ? 0 : errdetail("%s", report.detail.c_str()),
                         report.hint.empty() ? 0 : errhint("%s", report.hint.c_str())));
+        RESUME_INTERRUPTS();
     });
 }
 
@@ -129,9 +131,11 @@ void log_error(const Error &error, const std::string &what) {
     const std::string detail = error.caught() ? std::string() : error.detail();
     const std::string hint = error.hint();
     guard([&] {
+        HOLD_INTERRUPTS();
         ereport(LOG, (errcode(error.sqlstate()), errmsg("%s", message.c_str()),
                       detail.empty() ? 0 : errdetail("%s", detail.c_str()),
                       hint.empty() ? 0 : errhint("%s", hint.c_str())));
+        RESUME_INTERRUPTS();
     });
 }
 

@@ -50,7 +50,8 @@ Error library_error(const std::exception &exception);
 /// Throws `report` as a pg::Error.
 [[noreturn]] void raise(const Report &report);
 
-/// Writes `report` to the client and the log at `level` (below ERROR): WARNING, NOTICE, LOG.
+/// Writes `report` to the client and the log at `level` (below ERROR): WARNING, NOTICE, LOG. No cancel is
+/// served by that: what is said is said where nothing is to be undone.
 void report_at(int level, const Report &report);
 
 /// Writes an error to the server log at LOG level, prefixed by `what`. Of one that came out of the server

@@ -88,6 +88,8 @@ void reach_fault_point(core::PassPoint point, std::size_t count) {
                         std::string("fault point ") + name_of(point) + " reached: " + std::string(action)});
     if (action == "kill")
         (void)raise(SIGKILL);
+    if (action == "cancel")
+        (void)raise(SIGINT);
     if (action == "error")
         pg::raise({ERRCODE_INTERNAL_ERROR, std::string("fault point ") + name_of(point)});
     if (action == "fatal")

@@ -309,6 +309,7 @@ int find_database(Oid oid, bool make) {
     database.pokes_seen = 0;
     database.last_start_us = 0;
     database.failures = 0;
+    database.drains_beyond = -1;
     database.no_slot = false;
     database.overflow_warned = false;
     std::memset(database.foreign_warned, 0, sizeof(database.foreign_warned));

@@ -92,8 +92,9 @@ struct Database {
     pg_atomic_uint32 lists;   ///< counts changes in the tenants of its routes
     std::int64_t last_start_us;
     std::uint32_t failures; ///< starts in a row that came to nothing
-    bool no_slot;           ///< it has no worker, for the server has no slot for one
-    bool overflow_warned;   ///< said once that there are more lanes than slots
+    int drains_beyond;    ///< index of the worker that drains routes without a slot at shutdown, -1: none yet
+    bool no_slot;         ///< it has no worker, for the server has no slot for one
+    bool overflow_warned; ///< said once that there are more lanes than slots
     std::uint32_t
         foreign_warned[kMostForeign]; ///< hashes of the names of routes that were said to be foreign
 };

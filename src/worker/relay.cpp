@@ -825,12 +825,67 @@ LaneWork *Relay::take_to_drain() {
     return first;
 }
 
+/// Under the lock: whether this worker drains a lane that has no slot. One alone may do it: for a tenant it
+/// is the one that knows the latest list, for a route the first that has come so far.
+bool Relay::drains_beyond(const LaneWork &work) const {
+    if (work.tenant) {
+        const int lister = find_lane(lane_key(MyDatabaseId, work.route().name, std::nullopt));
+        return lister >= 0 && work.of->listing != 0 && lane_at(lister).listing == work.of->listing;
+    }
+    const int index = find_database(MyDatabaseId, false);
+    if (index < 0)
+        return false;
+    Database &database = shared()->databases[index];
+    if (database.drains_beyond < 0)
+        database.drains_beyond = slot_index_;
+    return database.drains_beyond == slot_index_;
+}
+
+/// Under the lock: a slot for a lane that has none, of a lane that was drained or need not be.
+bool Relay::seize_to_drain(LaneWork &work) {
+    for (int i = 0; i < shared()->max_lanes; ++i) {
+        const Lane &lane = lane_at(i);
+        if (!lane.used || lane.holder >= 0 || lane.lists_tenants || lane.key.database != MyDatabaseId)
+            continue;
+        const auto route = routes_.find(lane.key.route);
+        if (!lane.drained && route != routes_.end() && route->second->route.drain_on_shutdown)
+            continue;
+        drop_lane(i);
+        const int index = make_lane(lane_key(MyDatabaseId, work.route().name, work.tenant));
+        if (index >= 0)
+            attach(work, index);
+        return index >= 0;
+    }
+    return false;
+}
+
+/// A lane without a slot that is to be drained, held in another's from now on.
+LaneWork *Relay::take_beyond_to_drain() {
+    const std::int64_t now_us = pg::monotonic_us();
+    LockedLanes locked(LW_EXCLUSIVE);
+    for (auto &[name, work] : work_) {
+        if (!work.route().drain_on_shutdown || work.lists_tenants() || work.drained ||
+            has_lane(work, now_us) || work.lane >= 0 || !drains_beyond(work))
+            continue;
+        if (!seize_to_drain(work))
+            return nullptr;
+        work.drained = true;
+        lane_at(work.lane).drained = true;
+        lane_at(work.lane).holder = slot_index_;
+        slot_.lane = work.lane;
+        return &work;
+    }
+    return nullptr;
+}
+
 void Relay::drain() {
     if (work_.empty() || !settings::parameters.enabled || !server_is_stopping())
         return;
     begin_drain();
     while (drain_left_us() > 0) {
         LaneWork *work = take_to_drain();
+        if (work == nullptr)
+            work = take_beyond_to_drain();
         if (work == nullptr)
             return;
         drain(*work);

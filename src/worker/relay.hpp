@@ -43,6 +43,7 @@ struct LaneWork {
     std::unique_ptr<store::OutboxPlans> plans;
     store::LookPath look;
     std::uint32_t looks = 0; ///< since its last pass
+    bool drained = false;    ///< at shutdown, in another's slot
 
     const store::Route &route() const { return of->route; }
     bool lists_tenants() const { return route().has_tenants() && !tenant; }
@@ -112,6 +113,9 @@ class Relay {
     void sleep_until(std::int64_t due_us);
     void tick(LaneWork &work);
     LaneWork *take_to_drain();
+    LaneWork *take_beyond_to_drain();
+    bool drains_beyond(const LaneWork &work) const;
+    bool seize_to_drain(LaneWork &work);
     void drain(LaneWork &work);
     core::NextTurn list_tenants(LaneWork &work);
     void follow_tenants(LaneWork &work, std::vector<core::Uuid> tenants);

@@ -118,6 +118,26 @@ subtest 'a cancel between passes ends nobody' => sub {
     $e->reset;
 };
 
+# F-16: the server looks for a cancel when it has written a line to the log too.
+subtest 'a cancel that comes with the end of a pass does not undo it' => sub {
+    my $before = lane($node, 'main');
+    my $pids = "SELECT string_agg(pid::text, ' ' ORDER BY pid) FROM outbox_stat_worker";
+    my $workers = value($node, $pids);
+    $e->script('twice', '/status/500');
+    value($node, q{UPDATE outbox_route SET retry_base_delay = '100ms', url = '} . $e->url('/script/twice') . q{' WHERE name = 'main'});
+    set_conf($node, 'outbox_relay.fault_point' => 'after_commit=cancel');
+    my $offset = log_offset($node);
+    stage($node, 'main');
+    wait_log($node, qr/route "main": HTTP 500/, $offset);
+    wait_empty($node, 'app.outbox', endpoint => $e);
+    wait_log($node, qr/route "main" relays again/, $offset);
+    set_conf($node, 'outbox_relay.fault_point' => undef);
+    is(lane($node, 'main')->{failed_passes}, $before->{failed_passes}, 'both passes are committed ones');
+    is(value($node, $pids), $workers, 'the same processes go on');
+    value($node, q{UPDATE outbox_route SET retry_base_delay = NULL, url = '} . $e->url . q{' WHERE name = 'main'});
+    $e->reset;
+};
+
 # B-05, B-06
 subtest 'extension, route and database that come later' => sub {
     set_conf($node, 'outbox_relay.databases' => 'postgres');

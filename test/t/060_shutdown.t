@@ -301,4 +301,29 @@ subtest 'a drain that leaves its last pass no time is called out' => sub {
     pass('a WARNING at load');
 };
 
+# SHD-08 beyond max_lanes: of two workers one drains what has no slot, a route's rows and a tenant's alike, each once.
+subtest 'lanes without a slot' => sub {
+    set_conf($node, 'outbox_relay.max_lanes' => 16, 'outbox_relay.shutdown_drain_timeout' => '30s', 'outbox_relay.pass_statement_timeout' => undef);
+    $node->restart;
+    make_outbox($node, 'postgres', 'app.several', tenants => 1);
+    $node->safe_psql('postgres', q{CREATE FUNCTION app.thirty() RETURNS SETOF uuid LANGUAGE sql STABLE AS
+        $$SELECT ('00000000-0000-4000-8000-' || lpad(g::text, 12, '0'))::uuid FROM generate_series(1, 30) g$$});
+    create_route($node, 'tenants', 'app.several', $e->url, tenants_function => 'app.thirty', drain_on_shutdown => 1);
+    wait_sql($node, 'postgres', 'SELECT passes > 0 FROM outbox_stat_route WHERE tenant_id IS NULL');
+    make_outbox($node, 'postgres', 'app.routes');
+    create_route($node, "route$_", 'app.routes', $e->url, drain_on_shutdown => 1) for 1 .. 30;
+    wait_log($node, qr/max_lanes is used up/, 0);
+    # Nobody wakes for these, and the next turns are within the hour.
+    insert_rows($node, 'app.routes', "route$_", 2) for 1 .. 30;
+    $node->safe_psql('postgres', q{INSERT INTO app.several (id, outbox_route, event_id, event_type, payload, occurred_at, created_at, status, attempts, tenant_id)
+        SELECT gen_random_uuid(), 'tenants', gen_random_uuid(), 't', '{}', now(), now(), 'pending', 0, t FROM app.thirty() t, generate_series(1, 2)});
+    my $left = value($node, 'SELECT (SELECT count(*) FROM app.several) + (SELECT count(*) FROM app.routes)');
+    cmp_ok($left, '>', 60, "$left rows wait for the stop");
+    stop_and_look();
+    is(value($node, 'SELECT count(*) FROM app.routes'), 0, 'the rows of every route went out');
+    is(value($node, 'SELECT count(*) FROM app.several'), 0, 'and those of every tenant');
+    is($e->count->{received}, 120, 'each once');
+    go_on();
+};
+
 done_testing();
