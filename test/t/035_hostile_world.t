@@ -165,7 +165,9 @@ subtest 'each attempt has one outcome' => sub {
             next;
         }
         my $name = 'case_' . ++$number;
-        create_route($node, $name, 'app.outbox', $e->url($path), %fast, max_attempts => 1, max_payload_bytes => 50_000_000);
+        # What the endpoint answers at once may take it longer on a busy machine.
+        my %patient = "$path $outcome" =~ /hang|drip|stall|endless|half|timeout/ ? () : (request_timeout => '3s', pass_deadline => '5s');
+        create_route($node, $name, 'app.outbox', $e->url($path), %fast, max_attempts => 1, max_payload_bytes => 50_000_000, %patient);
         my $id = stage($node, $name, payload => \($payload // q{'{}'}));
         neighbour_is_well($path) if $number % 4 == 0;
         wait_lane($node, $name, 'published + failed > 0');
@@ -174,7 +176,7 @@ subtest 'each attempt has one outcome' => sub {
         like($status ? $error : 'published', qr/^(?:$outcome)/, "$path: $outcome");
         is($is_clean, 't', 'with a clean reason') if $status;
         my $lane = lane($node, $name);
-        cmp_ok($lane->{last_pass_ms}, '<', $limit_ms + 1500, 'in bounded time');
+        cmp_ok($lane->{last_pass_ms}, '<', %patient ? 6500 : $limit_ms + 1500, 'in bounded time');
         is($lane->{published} + $lane->{failed} + $lane->{retried} + $lane->{refused}, 1, 'one outcome');
         my @requests = grep { $_->{event_id} eq $id } $e->deliveries, $e->inflight;
         is(scalar @requests, 1, 'one request');
