@@ -1,6 +1,7 @@
 # Targets.  On PGXS: all, install, uninstall, installcheck, clean (PG_CONFIG chooses the server).
 # By scripts/, from a bare checkout:
 #   check     set up, then every test; ends with "N passed, N failed"
+#   check-in-turn  the same, then PostgreSQL 17 or 18 in a Debian of its own; as root
 #   demo      a scratch cluster, an endpoint, and events that arrive
 #   bench     bench/relay: the relay beside a bare libcurl loop
 #   unit      builds and runs the unit tests, no server needed
@@ -13,7 +14,7 @@
 # Out of tree, so that variants do not clash: make -C build/X -f $PWD/Makefile VPATH=$PWD (what scripts/build does).
 
 root := $(patsubst %/,%,$(dir $(lastword $(MAKEFILE_LIST))))
-own_goals := check demo bench unit sanitize fuzz format matrix
+own_goals := check check-in-turn demo bench unit sanitize fuzz format matrix
 
 ifneq (,$(filter $(own_goals),$(MAKECMDGOALS)))
 
@@ -23,7 +24,7 @@ $(error run $(filter $(own_goals),$(MAKECMDGOALS)) and $(filter-out $(own_goals)
 endif
 
 .PHONY: $(own_goals)
-check demo fuzz format matrix:
+check check-in-turn demo fuzz format matrix:
 	+@$(root)/scripts/$@
 bench:
 	+@$(root)/bench/relay
