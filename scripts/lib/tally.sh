@@ -18,7 +18,8 @@ verdict() {
         tally 1 0
     else
         echo "FAILED: $name"
-        printf '%s\n' "$output" | head -40
+        head -40 <<<"$output"
+        tail -n +41 <<<"$output" | tail -40
         tally 0 1
     fi
 }

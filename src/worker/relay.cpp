@@ -1054,9 +1054,8 @@ core::PassResult Relay::publish(LaneWork &work, const store::Effective &settings
         return core::run_local_pass(pass, store, clock, host);
     VisibleWaits transport(
         [&]() -> core::Transport & {
-            http::CurlTransport &made = transport_of(work, settings);
             make_room(work, settings.concurrency);
-            return made;
+            return transport_of(work, settings);
         },
         publish_event_);
     host.watch(&transport);
