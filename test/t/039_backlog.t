@@ -186,7 +186,7 @@ subtest 'rows that nobody is to send stand before those that are' => sub {
         wait_counted($table, "n_tup_del = $deleted + $events");
         is(counted($table, 'seq_scan'), $scans, "$when: no scan of the whole table");
         $read = value($node, $blocks) - $read;
-        cmp_ok($read, '<', 20_000, "$when: $read blocks are read for $events events");
+        cmp_ok($read, '<', 10_000, "$when: $read blocks are read for $events events");
         cmp_ok($lane->{last_pass_ms}, '<', 1000, "$when: a pass takes $lane->{last_pass_ms} ms");
         is($lane->{failed_passes}, 0, "$when: none fails");
     };
