@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <set>
 
@@ -623,13 +624,16 @@ bool Relay::may_look(const LaneWork &work) {
            pg_atomic_read_u64(const_cast<pg_atomic_uint64 *>(&lane.wake_us)) == 0;
 }
 
-/// Those that are due, or will be within a tenth of their interval; with the turn after this one set, as if
-/// nothing were found. Lanes of a route are neighbours.
+/// The first of those that are due, or will be within a tenth of their interval; with the turn after this one
+/// set, as if nothing were found. Lanes of a route come together.
 std::vector<Relay::Looked> Relay::take_to_look() {
     const std::int64_t now_us = pg::monotonic_us();
     const std::size_t most = most_looks();
+    // A heap, the last one due on top. Were others taken than those that are due first, the most overdue one
+    // would stay so until all of that tenth had been looked at, in one burst (bugreports.md B-20).
     std::vector<Looked> taken;
     taken.reserve(most);
+    const auto is_earlier = [](const Looked &a, const Looked &b) { return a.due_us < b.due_us; };
     LockedLanes locked(LW_EXCLUSIVE);
     for (auto &[name, work] : work_) {
         const std::int64_t due_us = work.lane < 0 ? work.due_us : lane_at(work.lane).due_us;
@@ -638,10 +642,18 @@ std::vector<Relay::Looked> Relay::take_to_look() {
         const std::int64_t interval_us = store::effective(work.route()).interval_ms * 1000;
         if (due_us > now_us + interval_us / 10)
             continue;
-        taken.push_back({&work, work.lane, work.generation, false, 0});
-        if (taken.size() == most)
-            break;
+        if (taken.size() == most) {
+            if (due_us >= taken.front().due_us)
+                continue;
+            std::pop_heap(taken.begin(), taken.end(), is_earlier);
+            taken.pop_back();
+        }
+        taken.push_back({&work, work.lane, work.generation, false, due_us});
+        std::push_heap(taken.begin(), taken.end(), is_earlier);
     }
+    std::sort(taken.begin(), taken.end(), [](const Looked &a, const Looked &b) {
+        return std::less<>()(a.work->of.get(), b.work->of.get());
+    });
     for (Looked &looked : taken) {
         const std::int64_t interval_us = store::effective(looked.work->route()).interval_ms * 1000;
         looked.due_us = now_us + core::jittered_us(interval_us, uniform());
