@@ -10,6 +10,7 @@
 #include "pg/entry.hpp"
 #include "pg/guard.hpp"
 #include "store/route.hpp"
+#include "worker/launcher.hpp"
 #include "worker/stats.hpp"
 
 extern "C" {
@@ -54,11 +55,20 @@ std::string state_of(const store::Route &route, const worker::LaneSnapshot &lane
     return lane.state.empty() ? "idle" : lane.state;
 }
 
-/// A lane that nobody runs: the server has no slot for a worker of this database.
-void show_lack(worker::LaneSnapshot &lane) {
+/// A lane that nobody runs, and why.
+void show_lack(worker::LaneSnapshot &lane, const char *reason) {
     lane.state = "broken";
     if (lane.last_error.empty())
-        lane.last_error = "no background worker slot is free: raise max_worker_processes";
+        lane.last_error = reason;
+}
+
+/// Why this database has no worker, as far as that is known; nullptr when it may have one.
+const char *lack_of_worker() {
+    if (!worker::serves(MyDatabaseId))
+        return "the database is a template, takes no connections or is not in outbox_relay.databases";
+    if (worker::lacks_worker(MyDatabaseId))
+        return "no background worker slot is free: raise max_worker_processes";
+    return nullptr;
 }
 
 /// A quantile of the lane's latencies in milliseconds; NULL before the first request.
@@ -113,10 +123,10 @@ void put_routes(Rows &rows) {
         }
     const bool broken = store::extension_version() != store::kLibraryVersion;
     worker::LaneSnapshot none{};
-    if (worker::lacks_worker(MyDatabaseId)) {
-        show_lack(none);
+    if (const char *reason = lack_of_worker()) {
+        show_lack(none, reason);
         for (auto &[name, lane] : lanes)
-            show_lack(lane);
+            show_lack(lane, reason);
     }
     for (const store::Route &route : watched_routes()) {
         const auto [first, last] = lanes.equal_range(route.name);

@@ -10,6 +10,7 @@
 #include "store/tenancy.hpp"
 
 extern "C" {
+#include "catalog/pg_class.h"
 #include "storage/lockdefs.h"
 #include "utils/timestamp.h"
 }
@@ -93,7 +94,9 @@ std::vector<Finding> check_route(const Route &route, const std::optional<core::U
     std::vector<Finding> findings = missing_or_wrong(*relation, needs);
     if (std::optional<Finding> finding = owner_finding(*relation, owner))
         findings.push_back(*finding);
-    append(findings, privilege_findings(*relation, needs, owner));
+    // Those that are no tables have no such columns as ctid to have rights on.
+    if (relation->kind == RELKIND_RELATION)
+        append(findings, privilege_findings(*relation, needs, owner));
     if (!tables.delivery_log.empty())
         append(findings, check_log(tables.delivery_log, settings, owner, context, checked));
     return findings;

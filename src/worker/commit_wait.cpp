@@ -7,21 +7,27 @@
 extern "C" {
 #include "access/xact.h"
 #include "miscadmin.h"
+#include "replication/syncrep.h"
+#include "replication/walsender.h"
+#include "storage/procsignal.h"
 #include "utils/timeout.h"
+#include "utils/timestamp.h"
 }
 
 namespace outbox_relay::worker {
 
 namespace {
 
-constexpr int kStandbyHas_ms = 1000;
+constexpr int kLookEvery_ms = 500;
 
-TimeoutId wait_over;
+TimeoutId look_out;
 
 extern "C" {
 
-static void outbox_relay_commit_wait_over() {
-    end_commit_wait();
+/// A barrier that is pending is somebody's DROP DATABASE or the like, of any database, which waits for us.
+static void outbox_relay_look_out() {
+    if (signals.terminate || ProcSignalBarrierPending)
+        end_commit_wait();
 }
 
 /// Between these two events nothing but the wait for standbys looks at QueryCancelPending, which alone,
@@ -30,13 +36,14 @@ static void outbox_relay_commit_events(XactEvent event, void *) {
     switch (event) {
     case XACT_EVENT_PRE_COMMIT:
         signals.in_commit = 1;
-        if (signals.terminate)
-            enable_timeout_after(wait_over, kStandbyHas_ms);
+        if (signals.terminate || waits_for_standbys())
+            enable_timeout_every(look_out, TimestampTzPlusMilliseconds(GetCurrentTimestamp(), kLookEvery_ms),
+                                 kLookEvery_ms);
         break;
     case XACT_EVENT_COMMIT:
     case XACT_EVENT_ABORT:
-        if (signals.in_commit && signals.terminate) {
-            disable_timeout(wait_over, false);
+        if (signals.in_commit && (signals.terminate || get_timeout_active(look_out))) {
+            disable_timeout(look_out, false);
             QueryCancelPending = false;
         }
         signals.in_commit = 0;
@@ -49,9 +56,13 @@ static void outbox_relay_commit_events(XactEvent event, void *) {
 
 } // namespace
 
+bool waits_for_standbys() {
+    return SyncRepRequested() && SyncRepStandbyNames != nullptr && SyncRepStandbyNames[0] != '\0';
+}
+
 void bound_commit_wait() {
     pg::guard([] {
-        wait_over = RegisterTimeout(USER_TIMEOUT, outbox_relay_commit_wait_over);
+        look_out = RegisterTimeout(USER_TIMEOUT, outbox_relay_look_out);
         RegisterXactCallback(outbox_relay_commit_events, nullptr);
     });
 }

@@ -130,10 +130,10 @@ void keep_time_to_commit(store::Effective &settings) {
     settings.pass_statement_timeout_ms = std::min(settings.pass_statement_timeout_ms, left_ms / 5);
 }
 
-bool database_wants_us_gone() {
-    return pg::guard([] {
+bool database_is_wanted(Oid database) {
+    return pg::guard([database] {
         LOCKTAG tag;
-        SET_LOCKTAG_OBJECT(tag, InvalidOid, DatabaseRelationId, MyDatabaseId, 0);
+        SET_LOCKTAG_OBJECT(tag, InvalidOid, DatabaseRelationId, database, 0);
         if (LockAcquire(&tag, RowExclusiveLock, true, true) == LOCKACQUIRE_NOT_AVAIL)
             return true;
         (void)LockRelease(&tag, RowExclusiveLock, true);
@@ -182,7 +182,7 @@ core::PassHost::Order WorkerHost::pulse() {
     const std::int64_t now_us = pg::monotonic_us();
     if (now_us - probed_us_ > kProbeEvery_us) {
         probed_us_ = now_us;
-        leaving_ = database_wants_us_gone();
+        leaving_ = database_is_wanted(MyDatabaseId);
         if (leaving_)
             signals.terminate = 1;
     }

@@ -43,9 +43,9 @@ std::int64_t drain_left_us();
 /// closing statement is cut at the end.
 void keep_time_to_commit(store::Effective &settings);
 
-/// True when this database wants us to go: somebody holds or waits for a lock on it that conflicts
-/// with being connected (DROP, RENAME, SET TABLESPACE, as a TEMPLATE).
-bool database_wants_us_gone();
+/// True when a database wants those who are connected to go: somebody holds or waits for a lock on it that
+/// conflicts with being so (DROP, RENAME, SET TABLESPACE, as a TEMPLATE).
+bool database_is_wanted(Oid database);
 
 /// How many requests this process can have in flight: half of the files that it may open. The other half
 /// is for the server's files and for what a resolver opens. A request beyond that would only be refused by

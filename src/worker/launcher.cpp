@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "settings/settings.hpp"
+#include "worker/commit_wait.hpp"
+#include "worker/host.hpp"
 #include "worker/lanes.hpp"
 
 #include "pg/clock.hpp"
@@ -32,6 +34,7 @@ extern "C" {
 #include "utils/guc.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 PGDLLEXPORT void outbox_relay_launcher_main(Datum argument);
@@ -41,9 +44,10 @@ namespace outbox_relay::worker {
 
 namespace {
 
-constexpr std::int64_t kListEvery_us = 5'000'000;     ///< how often pg_database is read again
-constexpr std::int64_t kMinGap_us = 1'000'000;        ///< between two starts for one database
-constexpr std::int64_t kMaxGap_us = 60'000'000;       ///< the same, when starts come to nothing
+constexpr std::int64_t kListEvery_us = 5'000'000; ///< how often pg_database is read again
+constexpr std::int64_t kCommitEvery_us = 500'000; ///< how often workers that wait for standbys are seen after
+constexpr std::int64_t kMinGap_us = 1'000'000;    ///< between two starts for one database
+constexpr std::int64_t kMaxGap_us = 60'000'000;   ///< the same, when starts come to nothing
 constexpr std::int64_t kStartWithin_us = 2'000'000;   ///< a start that takes longer holds up no other
 constexpr std::int64_t kAttachWithin_us = 60'000'000; ///< a start that took longer is given up
 
@@ -51,6 +55,11 @@ struct DatabaseRow {
     Oid oid;
     bool served; ///< connectable, no template, listed in outbox_relay.databases
 };
+
+bool is_served(const FormData_pg_database &row) {
+    return row.datallowconn && !row.datistemplate && row.datconnlimit != -2 &&
+           settings::database_listed(settings::parameters.databases, NameStr(row.datname));
+}
 
 /// Starts and restarts the relay workers. Holds nothing that a crash could lose: the slots in shared
 /// memory say who runs, pg_database says where to look.
@@ -88,13 +97,59 @@ class Launcher {
         }
         free_failed_starts(now_us);
         remember_idle();
-        std::int64_t wait_us = kListEvery_us;
+        std::int64_t wait_us = waits_for_standbys() ? kCommitEvery_us : kListEvery_us;
+        if (waits_for_standbys())
+            end_long_commits();
         if (settings::parameters.enabled)
             for (const DatabaseRow &row : databases_)
                 if (row.served)
                     wait_us = std::min(wait_us, serve(row.oid, now_us));
         warn_of_databases();
         return std::max<std::int64_t>(wait_us, 10'000);
+    }
+
+    /// A worker that waits for a synchronous standby looks at nothing: where its database is wanted by
+    /// somebody, it is asked to end for it.
+    static void end_long_commits() {
+        struct Committing {
+            Oid database;
+            int pid;
+        };
+        std::vector<Committing> committing;
+        committing.reserve(static_cast<std::size_t>(shared()->max_workers));
+        const TimestampTz before =
+            TimestampTzPlusMilliseconds(GetCurrentTimestamp(), -kCommitEvery_us / 1000);
+        {
+            LockedLanes locked(LW_SHARED);
+            for (int i = 0; i < shared()->max_workers; ++i) {
+                const WorkerSlot &slot = worker_at(i);
+                if (slot.used && slot.pid != 0 && slot.phase == Phase::commit && slot.since < before)
+                    committing.push_back({slot.database, slot.pid});
+            }
+        }
+        for (const Committing &worker : committing)
+            if (database_is_wanted(worker.database))
+                (void)kill(worker.pid, SIGTERM);
+    }
+
+    /// Ends the workers of databases that are not served any more.
+    void end_unserved() {
+        std::vector<int> pids;
+        pids.reserve(static_cast<std::size_t>(shared()->max_workers));
+        {
+            LockedLanes locked(LW_SHARED);
+            for (int i = 0; i < shared()->max_workers; ++i) {
+                const WorkerSlot &slot = worker_at(i);
+                const bool unserved =
+                    std::any_of(databases_.begin(), databases_.end(), [&slot](const DatabaseRow &row) {
+                        return row.oid == slot.database && !row.served;
+                    });
+                if (slot.used && slot.pid != 0 && unserved)
+                    pids.push_back(slot.pid);
+            }
+        }
+        for (const int pid : pids)
+            (void)kill(pid, SIGTERM);
     }
 
     /// A database without routes may lose its slot to another; it is not looked at again for that.
@@ -183,10 +238,7 @@ class Launcher {
             if (tuple == nullptr)
                 break;
             const auto *form = reinterpret_cast<Form_pg_database>(GETSTRUCT(tuple));
-            const bool served =
-                form->datallowconn && !form->datistemplate && form->datconnlimit != -2 &&
-                settings::database_listed(settings::parameters.databases, NameStr(form->datname));
-            databases_.push_back({form->oid, served});
+            databases_.push_back({form->oid, is_served(*form)});
         }
         pg::guard([&scan] {
             table_endscan(scan.scan);
@@ -195,6 +247,7 @@ class Launcher {
             MemoryContextSwitchTo(TopMemoryContext);
         });
         forget_dropped();
+        end_unserved();
     }
 
     /// Frees the slots of databases that are gone, and their lanes.
@@ -294,6 +347,8 @@ class Launcher {
             database.last_start_us = now_us;
             ++database.failures;
             reserve(oid, want - have, now_us, slots);
+            if (slots.empty())
+                lacks_slot(oid);
         }
         for (const int slot : slots)
             start(slot, oid);
@@ -320,6 +375,17 @@ class Launcher {
         }
     }
 
+    /// Under the lock: there was no slot for a worker of this database, which is no start that came to
+    /// nothing.
+    static void lacks_slot(Oid oid) {
+        const int index = find_database(oid, false);
+        if (index < 0)
+            return;
+        Database &database = shared()->databases[index];
+        database.no_slot = running(oid) == 0;
+        database.failures -= std::min<std::uint32_t>(database.failures, 1);
+    }
+
     void start(int slot, Oid oid) {
         BackgroundWorker worker;
         MemSet(&worker, 0, sizeof(worker));
@@ -343,9 +409,7 @@ class Launcher {
         {
             LockedLanes locked(LW_EXCLUSIVE);
             worker_at(slot).used = false;
-            const int index = find_database(oid, false);
-            if (index >= 0)
-                shared()->databases[index].no_slot = running(oid) == 0;
+            lacks_slot(oid);
         }
         if (!no_slots_said_)
             pg::report_at(LOG, {ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
@@ -381,6 +445,17 @@ static void outbox_relay_launcher_gone(int, Datum) {
 }
 
 } // namespace
+
+bool serves(Oid database) {
+    return pg::guard([database] {
+        HeapTuple row = SearchSysCache1(DATABASEOID, ObjectIdGetDatum(database));
+        if (!HeapTupleIsValid(row))
+            return false;
+        const bool served = is_served(*reinterpret_cast<Form_pg_database>(GETSTRUCT(row)));
+        ReleaseSysCache(row);
+        return served;
+    });
+}
 
 void register_workers() {
     request_shared_memory();

@@ -37,6 +37,8 @@ namespace {
 
 /// The longest sleep: the database is probed and messages are read at least this often.
 constexpr std::int64_t kLookEvery_us = 500'000;
+/// What looks at idle lanes may take together, but for the last one's table.
+constexpr std::int64_t kLookTime_us = 200'000;
 /// Idle connections are given up before most endpoints and middle boxes do, so that few requests meet
 /// a dying one.
 constexpr std::int64_t kIdleConnections_ms = 15'000;
@@ -177,7 +179,7 @@ bool Relay::may_serve() {
     const bool look = now_us - checked_us_ >= kLookEvery_us;
     if (look) {
         checked_us_ = now_us;
-        if (database_wants_us_gone() || !settings::parameters.enabled || is_one_too_many() ||
+        if (database_is_wanted(MyDatabaseId) || !settings::parameters.enabled || is_one_too_many() ||
             parameters_changed())
             return false;
         for (auto &[name, work] : work_)
@@ -648,7 +650,7 @@ std::vector<Relay::Looked> Relay::take_to_look() {
             std::pop_heap(taken.begin(), taken.end(), is_earlier);
             taken.pop_back();
         }
-        taken.push_back({&work, work.lane, work.generation, false, due_us});
+        taken.push_back({&work, work.lane, work.generation, false, due_us, false});
         std::push_heap(taken.begin(), taken.end(), is_earlier);
     }
     std::sort(taken.begin(), taken.end(), [](const Looked &a, const Looked &b) {
@@ -665,7 +667,8 @@ std::vector<Relay::Looked> Relay::take_to_look() {
 }
 
 /// Looks whether idle lanes have rows, in one transaction; those that do are due at once, and all of them
-/// when something fails: their passes find out what.
+/// when something fails: their passes find out what. Functions of routes may take long: what there is no time
+/// for, or what somebody wants the process to end before, has its turn again.
 void Relay::look_at_idle() {
     std::vector<Looked> lanes = take_to_look();
     if (lanes.empty())
@@ -676,7 +679,10 @@ void Relay::look_at_idle() {
         signals.may_die = drains() ? 0 : 1;
         pg::start_transaction();
         pg::spi_connect();
+        const std::int64_t until_us = pg::monotonic_us() + kLookTime_us;
         for (std::size_t first = 0, end = 0; first < lanes.size(); first = end) {
+            if (signals.terminate || pg::monotonic_us() >= until_us)
+                break;
             const LaneWork &work = *lanes[first].work;
             const bool shared = store::tenant_filter(work.route()) == store::TenantFilter::column;
             for (end = first + 1; shared && end < lanes.size() && lanes[end].work->of == work.of; ++end)
@@ -716,6 +722,7 @@ void Relay::look(std::span<Looked> lanes) {
     const std::vector<store::Seen> seen = store::look_for_rows(work.route(), tenants, settings, path);
     for (std::size_t i = 0; i < lanes.size(); ++i) {
         Looked &looked = lanes[i];
+        looked.reached = true;
         looked.waits = seen[i].waits;
         if (!seen[i].next)
             continue;
@@ -736,13 +743,15 @@ void Relay::leave_looked(const Looked &looked, bool failed, TimestampTz now) {
         (has_slot && (lane_at(work.lane).generation != looked.generation || lane_at(work.lane).holder >= 0)))
         return;
     const bool found = failed || looked.waits;
-    work.looks = found ? kPassEvery : work.looks + 1;
-    work.due_us = found ? pg::monotonic_us() : looked.due_us;
+    const bool again = !failed && !looked.reached;
+    if (!again)
+        work.looks = found ? kPassEvery : work.looks + 1;
+    work.due_us = found || again ? pg::monotonic_us() : looked.due_us;
     if (!has_slot)
         return;
     Lane &lane = lane_at(work.lane);
     lane.due_us = work.due_us;
-    if (found)
+    if (found || again)
         return;
     ++lane.counters.passes;
     lane.last_pass_at = now;

@@ -99,6 +99,7 @@ class Relay {
         std::uint32_t generation;
         bool waits;
         std::int64_t due_us;
+        bool reached; ///< there was time for it
     };
 
     bool too_many_in_trouble() const;

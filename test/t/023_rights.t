@@ -171,7 +171,14 @@ subtest 'missing rights are found before anything is sent' => sub {
     wait_empty($node, 'app.granted', all => 1);
     is(value($node, 'SELECT count(*) FROM app.granted_log'), 50, 'rights on columns are enough');
     is($e->count->{received}, 50, 'each sent once');
-    $node->safe_psql('postgres', "DELETE FROM outbox_route WHERE name = 'granted'");
+};
+
+# A view has no ctid that one could have rights on.
+subtest 'what is no table is called so, whatever the rights' => sub {
+    $node->safe_psql('postgres', 'ALTER TABLE app.granted RENAME TO moved; CREATE VIEW app.granted AS SELECT * FROM app.moved');
+    my ($code, $out, $error) = $node->psql('postgres', "\\set VERBOSITY verbose\nSELECT outbox_relay_pass('granted')");
+    like($error, qr/42809: .*app\.granted is a view/, 'a view of another owner');
+    $node->safe_psql('postgres', "DROP VIEW app.granted; ALTER TABLE app.moved RENAME TO granted; DELETE FROM outbox_route WHERE name = 'granted'");
 };
 
 subtest 'a missing owner idles the route' => sub {
