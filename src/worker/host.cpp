@@ -146,7 +146,8 @@ std::int64_t most_requests_in_flight() {
     rlimit files{};
     if (getrlimit(RLIMIT_NOFILE, &files) != 0 || files.rlim_cur == RLIM_INFINITY)
         return kEnough;
-    return std::clamp<std::int64_t>(static_cast<std::int64_t>(files.rlim_cur / 2), 1, kEnough);
+    // Newer libcurls hold more than one for a request: connections that are being closed, and their own.
+    return std::clamp<std::int64_t>(static_cast<std::int64_t>(files.rlim_cur / 4), 1, kEnough);
 }
 
 void show_phase(WorkerSlot &slot, Phase phase) {
