@@ -48,9 +48,9 @@ void keep_time_to_commit(store::Effective &settings);
 bool database_is_wanted(Oid database);
 
 /// How many requests this process can have in flight: a quarter of the files that it may open. The others
-/// are for the server's files, for what a resolver opens, and for what newer libcurls hold besides a request's
-/// connection. A request beyond that would only be refused by
-/// our own kernel and be taken for a failure of the endpoint.
+/// are for the server's files, for what a resolver opens, and for what newer libcurls hold besides a
+/// request's connection. A request beyond that would only be refused by our own kernel and be taken for a
+/// failure of the endpoint.
 std::int64_t most_requests_in_flight();
 
 /// The pass's view of the relay worker: interrupts, phases, fault points.

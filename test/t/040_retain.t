@@ -177,12 +177,13 @@ subtest 'a trigger that swallows marks fails the pass' => sub {
     value($node, "CREATE FUNCTION app.swallow() RETURNS trigger LANGUAGE plpgsql AS \$\$ BEGIN RETURN CASE WHEN NEW.status = 'published' THEN NULL ELSE NEW END; END \$\$;
         CREATE TRIGGER swallow BEFORE UPDATE ON $table FOR EACH ROW EXECUTE FUNCTION app.swallow()");
     stage_many($node, 'swallowed', 40);
-    # The tick goes on behind the first, with one row.
-    my $lane = wait_lane($node, 'swallowed', 'failed_passes = 2');
+    # The tick goes on behind the first, with one row, unless the worker just then has to read the routes anew.
+    my $lane = wait_lane($node, 'swallowed', "failed_passes >= 1 AND state = 'backoff'");
+    my $sent = 31 + $lane->{failed_passes};
     like($lane->{last_error}, qr/only 0 of \d+ rows? of app.swallowed were updated/, 'and says so');
     # What nothing was sent of goes back at once.
-    is(statuses($table), 'pending 7, processing 33', 'the rows that were not reached go back');
-    is($e->count->{received}, 33, 'nothing was sent twice');
+    is(statuses($table), 'pending ' . (40 - $sent) . ", processing $sent", 'the rows that were not reached go back');
+    is($e->count->{received}, $sent, 'nothing was sent twice');
 };
 
 # RET-10
