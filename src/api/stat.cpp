@@ -55,11 +55,10 @@ std::string state_of(const store::Route &route, const worker::LaneSnapshot &lane
     return lane.state.empty() ? "idle" : lane.state;
 }
 
-/// A lane that nobody runs, and why.
+/// A lane that nobody runs, and why: an error of its past is not what it lacks.
 void show_lack(worker::LaneSnapshot &lane, const char *reason) {
     lane.state = "broken";
-    if (lane.last_error.empty())
-        lane.last_error = reason;
+    lane.last_error = reason;
 }
 
 /// Why this database has no worker, as far as that is known; nullptr when it may have one.

@@ -81,6 +81,12 @@ subtest 'a COMMIT that waits for a standby that is gone' => sub {
 subtest 'a database that becomes a template, or takes no connections' => sub {
     my $workers = "SELECT count(*) FROM outbox_stat_worker WHERE database = 'renamed'";
     wait_sql($node, 'postgres', "SELECT ($workers) = 2");
+    # An error of its past, which the reason stands in front of.
+    $e->script('once', '/status/500');
+    value($node, q{UPDATE outbox_route SET retry_base_delay = '100ms', url = '} . $e->url('/script/once') . q{'}, 'renamed');
+    $node->safe_psql('renamed', q{SELECT outbox_stage('orders', 't', '{}')});
+    wait_empty($node, 'app.outbox', db => 'renamed', all => 1);
+    like(lane($node, 'orders', 'renamed')->{last_error}, qr/HTTP 500/, 'a lane with an error');
     $node->safe_psql('postgres', 'ALTER DATABASE renamed IS_TEMPLATE true');
     wait_sql($node, 'postgres', "SELECT ($workers) = 0");
     $node->safe_psql('renamed', q{SELECT outbox_stage('orders', 't', '{}')});
